@@ -1,0 +1,37 @@
+"""Speculative decoding for RL rollouts without a draft model.
+
+`das` keeps the recent rollouts of each prompt in a suffix tree, drafts the next tokens of running rollouts from it, and
+gives each request a draft budget. Importing it needs numpy only; the offline wing is `das.analysis`.
+"""
+
+from das._draft import Draft
+from das._suffix_tree import SuffixTree
+from das.budget import BudgetPolicy, FixedBudget, NoDraft, PriceBudget, RunningRequests, UnlimitedBudget
+from das.confidence import Confidence
+from das.drafter import Drafter
+from das.history import HistoryStatistics, RolloutHistory
+from das.metrics import AcceptanceCounters, summarise
+from das.rollout import Rollout, prompt_key
+from das.step import plan_step
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AcceptanceCounters",
+    "BudgetPolicy",
+    "Confidence",
+    "Draft",
+    "Drafter",
+    "FixedBudget",
+    "HistoryStatistics",
+    "NoDraft",
+    "PriceBudget",
+    "Rollout",
+    "RolloutHistory",
+    "RunningRequests",
+    "SuffixTree",
+    "UnlimitedBudget",
+    "plan_step",
+    "prompt_key",
+    "summarise",
+]

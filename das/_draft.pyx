@@ -1,0 +1,446 @@
+# cython: language_level=3
+"""Drafting for a whole batch in one call: evidence of several context orders -> draft tokens with survival.
+
+For each request the kernel reads, at the contexts of the last 1, 2, 3, 4, 6, 8, 12 and 16 tokens, how often the context
+occurred and what followed most often. Starting from almost nothing, each longer context corrects the shorter one,
+
+    P(x) <- (count_n(x) + KAPPA * P(x)) / (total_n + KAPPA)
+
+as in PPM and interpolated n-gram models: a context seen often speaks for itself, one seen once moves the estimate only
+part of the way. Candidates x are the contexts' top children. The best one's P is then *calibrated*: P is sorted into a
+cell by its logit and by who ever continued so (running text, history, both), and replaced by the hit rate that such
+predictions really had, from verification feedback. The product of these probabilities along the chain is the survival;
+drafting stops where it would fall below the request's price, or at its cap. The prediction that was asked for but not
+drafted is remembered too: the token the engine emits there is its answer, so the cells learn even when nothing is drafted.
+
+The requests' state lives here as well, as C structs, so that a decode step of 256 requests is one call without the GIL.
+"""
+cimport cython
+from libc.math cimport log
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint8_t
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memcpy, memset
+
+from das._suffix_tree cimport (
+    HISTORY, RUNNING, Cursor, SuffixTree, Tree, append, continuation, counts_of_child, cursor_advance,
+    cursor_of_sequence, find_continuation, reserve, token_of_child,
+)
+from das._token_ids cimport TokenIdBuffer
+
+import numpy
+
+cdef enum:
+    NUM_ORDERS = 8
+    NUM_BINS = 24               # of the logit of P on [-4, 4]
+    NUM_SOURCES = 3             # running, history, both
+    MAX_DRAFT = 64              # the longest draft a budget may ask for
+    NO_CHILD = 0
+    NUM_COUNTERS = 5
+    DECODE_STEPS = 0            # positions in a request's counters, in the order of metrics.AcceptanceCounters
+    VERIFICATION_STEPS = 1
+    DRAFTED = 2
+    ACCEPTED = 3
+    EMITTED = 4
+
+cdef int32_t[NUM_ORDERS] ORDERS
+ORDERS[:] = [1, 2, 3, 4, 6, 8, 12, 16]
+cdef double KAPPA = 2.0         # weight of the shorter contexts' estimate, in occurrences
+cdef double FIRST_ESTIMATE = 1e-5
+cdef double PRIOR_STRENGTH = 4.0    # predictions' worth of trust in P before a cell has evidence of its own
+
+MAX_DRAFT_TOKENS = MAX_DRAFT
+CELLS_SHAPE = (NUM_SOURCES, NUM_BINS)
+
+cdef struct Prediction:
+    int32_t token
+    int32_t cell
+
+cdef struct Request:
+    Tree* tree                  # NULL: this slot is free
+    int32_t sequence            # slot of the request's open sequence in the tree
+    int32_t num_drafted         # tokens of the pending draft
+    int32_t num_asked           # its predictions: one more where drafting stopped of its own accord
+    Prediction[MAX_DRAFT + 1] asked
+    int32_t* response           # all tokens since the prompt
+    int64_t num_response
+    int64_t response_capacity
+    int64_t[NUM_COUNTERS] counters
+
+# ------------------------------------------------------------------------------------------------ the rule
+
+cdef struct Evidence:           # what the contexts of one position say
+    int32_t num_levels
+    double[NUM_ORDERS] total    # occurrences with a next token, per context
+    double[NUM_ORDERS] top_count
+    int32_t[NUM_ORDERS] top_token
+
+
+cdef void _gather(Tree* tree, Cursor* cursor, Evidence* evidence) noexcept nogil:
+    cdef uint32_t[2] count
+    cdef int32_t level, order, child
+    evidence.num_levels = 0
+    for level in range(NUM_ORDERS):
+        order = ORDERS[level]
+        if order > cursor.num_orders:
+            break
+        child = continuation(tree, &cursor.places[order], order, count)
+        if child == NO_CHILD:
+            break
+        evidence.total[level] = <double>count[RUNNING] + count[HISTORY]
+        counts_of_child(tree, child, count)
+        evidence.top_count[level] = <double>count[RUNNING] + count[HISTORY]
+        evidence.top_token[level] = token_of_child(tree, child, order)
+        evidence.num_levels = level + 1
+
+
+cdef double _count_at(Tree* tree, Cursor* cursor, Evidence* evidence, int32_t level, int32_t token) noexcept nogil:
+    cdef uint32_t[2] count
+    cdef int32_t child, order = ORDERS[level]
+    if evidence.top_token[level] == token:
+        return evidence.top_count[level]
+    if evidence.top_count[level] == evidence.total[level]:
+        return 0.0
+    child = find_continuation(tree, &cursor.places[order], order, token)
+    if child == NO_CHILD:
+        return 0.0
+    counts_of_child(tree, child, count)
+    return <double>count[RUNNING] + count[HISTORY]
+
+
+cdef int32_t _cell(Tree* tree, Cursor* cursor, int32_t token, double probability) noexcept nogil:
+    """The calibration cell of a prediction: who ever continued the last token so, and the bin of the logit."""
+    cdef uint32_t[2] count
+    cdef int32_t child = find_continuation(tree, &cursor.places[1], 1, token)
+    cdef int32_t source = 0
+    cdef int32_t bin_
+    cdef double clipped = min(max(probability, 1e-4), 1.0 - 1e-4)
+    if child != NO_CHILD:
+        counts_of_child(tree, child, count)
+        if count[HISTORY] > 0:
+            source = 2 if count[RUNNING] > 0 else 1
+    bin_ = <int32_t>((log(clipped / (1.0 - clipped)) + 4.0) * (NUM_BINS / 8.0))
+    return source * NUM_BINS + min(max(bin_, 0), NUM_BINS - 1)
+
+
+cdef bint _predict(Tree* tree, Cursor* cursor, Prediction* best, double* probability) noexcept nogil:
+    """The most probable next token; False where no context continues. Ties go to the shorter context's candidate."""
+    cdef Evidence evidence
+    cdef int32_t level, other, token
+    cdef double estimate
+    _gather(tree, cursor, &evidence)
+    if evidence.num_levels == 0:
+        return False
+    probability[0] = -1.0
+    for level in range(evidence.num_levels):
+        token = evidence.top_token[level]
+        for other in range(level):
+            if evidence.top_token[other] == token:
+                break
+        else:
+            estimate = FIRST_ESTIMATE
+            for other in range(evidence.num_levels):
+                estimate = ((_count_at(tree, cursor, &evidence, other, token) + KAPPA * estimate)
+                            / (evidence.total[other] + KAPPA))
+            if estimate > probability[0]:
+                probability[0] = estimate
+                best.token = token
+    best.cell = _cell(tree, cursor, best.token, probability[0])
+    return True
+
+
+cdef void _draft_chain(Request* request, const double* hits, const double* misses, int32_t max_draft_tokens,
+                       double min_survival, int32_t* token_ids, double* survival) noexcept nogil:
+    """Replace the request's pending draft. Asks for one prediction more than it drafts unless the text gives none."""
+    cdef Cursor cursor
+    cdef Prediction* asked
+    cdef double probability, rate
+    cdef double path = 1.0
+    request.num_drafted = 0
+    request.num_asked = 0
+    if min_survival > 1.0:      # nothing can be worth it: do not even look
+        return
+    cursor_of_sequence(request.tree, request.sequence, &cursor)
+    while True:
+        asked = &request.asked[request.num_asked]
+        if not _predict(request.tree, &cursor, asked, &probability):
+            return
+        request.num_asked += 1
+        rate = (hits[asked.cell] + PRIOR_STRENGTH * probability) / (hits[asked.cell] + misses[asked.cell] + PRIOR_STRENGTH)
+        if request.num_drafted == max_draft_tokens or path * rate < min_survival:
+            return
+        path *= rate
+        token_ids[request.num_drafted] = asked.token
+        survival[request.num_drafted] = path
+        request.num_drafted += 1
+        cursor_advance(request.tree, &cursor, asked.token)
+
+
+cdef void _score(Request* request, double* hits, double* misses, const int32_t* token_ids,
+                 int64_t num_tokens) noexcept nogil:
+    """Teach the cells: a prediction counts as long as everything before it came true."""
+    cdef int64_t i
+    for i in range(min(num_tokens, <int64_t>request.num_asked)):
+        if request.asked[i].token != token_ids[i]:
+            misses[request.asked[i].cell] += 1.0
+            break
+        hits[request.asked[i].cell] += 1.0
+
+# ------------------------------------------------------------------------------------------------ drafts
+
+@cython.final
+cdef class DraftBatch:
+    """The drafts of one call, in one block of memory."""
+    cdef int32_t* token_ids
+    cdef double* survival
+    cdef int32_t* num_tokens
+    cdef Py_ssize_t num_requests
+    cdef Py_ssize_t width
+
+    def __cinit__(self, Py_ssize_t num_requests, Py_ssize_t width):
+        self.num_requests = num_requests
+        self.width = width
+        self.token_ids = <int32_t*>malloc(max(1, num_requests * width) * sizeof(int32_t))
+        self.survival = <double*>malloc(max(1, num_requests * width) * sizeof(double))
+        self.num_tokens = <int32_t*>malloc(max(1, num_requests) * sizeof(int32_t))
+        if self.token_ids == NULL or self.survival == NULL or self.num_tokens == NULL:
+            raise MemoryError()
+
+    def __dealloc__(self):
+        free(self.token_ids)
+        free(self.survival)
+        free(self.num_tokens)
+
+
+@cython.final
+@cython.freelist(512)
+cdef class Draft:
+    """A proposed continuation of one request, a chain of tokens. Immutable; made by `plan_step`.
+
+    Two drafts are equal when their tokens are.
+    """
+    cdef DraftBatch _batch
+    cdef Py_ssize_t _row
+
+    @property
+    def draft_token_ids(self):
+        """The proposed tokens, a new list; empty where nothing is worth verifying. Complexity: O(tokens)."""
+        cdef Py_ssize_t i
+        cdef int32_t* token_ids = self._batch.token_ids + self._row * self._batch.width
+        return [token_ids[i] for i in range(self._batch.num_tokens[self._row])]
+
+    @property
+    def survival(self):
+        """survival[j]: probability that draft tokens 0..j are all accepted, a new list. Complexity: O(tokens)."""
+        cdef Py_ssize_t i
+        cdef double* survival = self._batch.survival + self._row * self._batch.width
+        return [survival[i] for i in range(self._batch.num_tokens[self._row])]
+
+    def __len__(self):
+        return self._batch.num_tokens[self._row]
+
+    def __eq__(self, other):
+        return isinstance(other, Draft) and self.draft_token_ids == other.draft_token_ids
+
+    def __hash__(self):
+        return hash(tuple(self.draft_token_ids))
+
+    def __repr__(self):
+        survival = ", ".join(f"{probability:.3g}" for probability in self.survival)
+        return f"Draft(draft_token_ids={self.draft_token_ids}, survival=[{survival}])"
+
+    def __reduce__(self):
+        raise TypeError("a Draft cannot be pickled: send its draft_token_ids")
+
+# ------------------------------------------------------------------------------------------------ requests
+
+@cython.final
+cdef class LiveRequests:
+    """The state of all live requests, by row. One thread at a time: the drafter holds its history's lock.
+
+    Args:
+        hits, misses: float64 arrays of CELLS_SHAPE, the calibration cells; updated in place.
+    """
+    cdef Request* requests
+    cdef Py_ssize_t num_rows
+    cdef list trees             # keeps each row's SuffixTree alive
+    cdef list free_rows
+    cdef TokenIdBuffer ids
+    cdef double[:, ::1] hits
+    cdef double[:, ::1] misses
+
+    def __cinit__(self, double[:, ::1] hits not None, double[:, ::1] misses not None):
+        if (hits.shape[0], hits.shape[1]) != CELLS_SHAPE or (misses.shape[0], misses.shape[1]) != CELLS_SHAPE:
+            raise ValueError(f"calibration cells must have shape {CELLS_SHAPE}")
+        self.trees = []
+        self.free_rows = []
+        self.ids = TokenIdBuffer()
+        self.hits = hits
+        self.misses = misses
+
+    def __dealloc__(self):
+        cdef Py_ssize_t row
+        for row in range(self.num_rows):
+            free(self.requests[row].response)
+        free(self.requests)
+
+    def add(self, SuffixTree tree not None, sequence):
+        """Take in a request whose open sequence in `tree` has that id, and return its row."""
+        cdef Request* grown
+        cdef Py_ssize_t row
+        cdef int32_t slot = tree.slot_of(sequence)
+        if self.free_rows:
+            row = self.free_rows.pop()
+        else:
+            grown = <Request*>realloc(self.requests, (self.num_rows + 1) * sizeof(Request))
+            if grown == NULL:
+                raise MemoryError()
+            self.requests = grown
+            row = self.num_rows
+            self.trees.append(None)
+            self.num_rows += 1
+        memset(&self.requests[row], 0, sizeof(Request))
+        self._place(row, tree, slot)
+        return row
+
+    def move(self, Py_ssize_t row, SuffixTree tree not None, sequence):
+        """The request continues as another open sequence, perhaps of another tree."""
+        self._place(row, tree, tree.slot_of(sequence))
+
+    cdef _place(self, Py_ssize_t row, SuffixTree tree, int32_t slot):
+        self.trees[row] = tree
+        self.requests[row].tree = &tree.tree
+        self.requests[row].sequence = slot
+
+    def remove(self, Py_ssize_t row):
+        """Forget a request."""
+        free(self.requests[row].response)
+        memset(&self.requests[row], 0, sizeof(Request))
+        self.trees[row] = None
+        self.free_rows.append(row)
+
+    def response(self, Py_ssize_t row):
+        """Return all tokens since the prompt, as a new int32 array."""
+        cdef Request* request = &self.requests[row]
+        cdef int32_t[::1] view
+        array = numpy.empty(request.num_response, dtype=numpy.int32)
+        if request.num_response > 0:
+            view = array
+            memcpy(&view[0], request.response, request.num_response * sizeof(int32_t))
+        return array
+
+    def num_response_tokens(self, Py_ssize_t row):
+        """Return how many tokens the request has since its prompt."""
+        return self.requests[row].num_response
+
+    def counters(self, Py_ssize_t row):
+        """Return the request's counters, in the order of metrics.AcceptanceCounters' fields."""
+        return tuple([self.requests[row].counters[i] for i in range(NUM_COUNTERS)])
+
+    def note(self, Py_ssize_t row, token_ids):
+        """Environment tokens: part of the response, but no decode step; they drop the pending draft unscored."""
+        cdef Request* request = &self.requests[row]
+        self.ids.load(token_ids, "token_ids")
+        self._remember(request)
+        request.num_drafted = 0
+        request.num_asked = 0
+        return self.ids.num_tokens
+
+    def extend(self, Py_ssize_t row, token_ids, num_verified):
+        """Take one decode step's tokens; return (drafted, accepted, emitted) of the step.
+
+        num_verified: how many tokens of the pending draft the engine really verified; None: all.
+        """
+        cdef Request* request = &self.requests[row]
+        cdef int64_t verified = request.num_drafted
+        cdef int64_t accepted = 0
+        cdef int64_t n = self.ids.load(token_ids, "token_ids")
+        if num_verified is not None:
+            verified = num_verified
+            if not 0 <= verified <= request.num_drafted:
+                raise ValueError(f"num_verified_draft_tokens is {verified}; the pending draft has "
+                                 f"{request.num_drafted} tokens")
+        if n == 0:              # nothing was decoded, so nothing was verified: the draft stays pending
+            return 0, 0, 0
+        reserve(request.tree, request.sequence, n)
+        self._remember(request)
+        request.num_asked = min(request.num_asked, <int32_t>verified + 1)
+        with nogil:
+            while accepted < min(verified, n) and request.asked[accepted].token == self.ids.data[accepted]:
+                accepted += 1
+            _score(request, &self.hits[0, 0], &self.misses[0, 0], self.ids.data, n)
+            append(request.tree, request.sequence, self.ids.data, n)
+            request.num_drafted = 0
+            request.num_asked = 0
+            request.counters[DECODE_STEPS] += 1
+            request.counters[VERIFICATION_STEPS] += verified > 0
+            request.counters[DRAFTED] += verified
+            request.counters[ACCEPTED] += accepted
+            request.counters[EMITTED] += n
+        return verified, accepted, n
+
+    cdef int _remember(self, Request* request) except -1:
+        """Append `ids` to the response."""
+        cdef int64_t needed = request.num_response + self.ids.num_tokens
+        cdef int64_t wanted
+        cdef int32_t* grown
+        if needed > request.response_capacity:
+            wanted = max(needed, 64, request.response_capacity + request.response_capacity // 2)
+            grown = <int32_t*>realloc(request.response, wanted * sizeof(int32_t))
+            if grown == NULL:
+                raise MemoryError()
+            request.response = grown
+            request.response_capacity = wanted
+        if self.ids.num_tokens > 0:
+            memcpy(request.response + request.num_response, self.ids.data, self.ids.num_tokens * sizeof(int32_t))
+        request.num_response = needed
+        return 0
+
+    def draft(self, const int64_t[::1] rows not None, const int64_t[::1] max_draft_tokens not None,
+              const double[::1] min_survival not None):
+        """Draft for each row under its cap (0..MAX_DRAFT_TOKENS) and price, and return the DraftBatch."""
+        cdef Py_ssize_t i, n = rows.shape[0]
+        cdef int64_t width = 0
+        for i in range(n):
+            width = max(width, max_draft_tokens[i])
+        if width > MAX_DRAFT:
+            raise ValueError(f"max_draft_tokens is {width}; it must be at most {MAX_DRAFT}")
+        cdef DraftBatch batch = DraftBatch(n, width)
+        with nogil:
+            for i in range(n):
+                _draft_chain(&self.requests[rows[i]], &self.hits[0, 0], &self.misses[0, 0],
+                             <int32_t>max(max_draft_tokens[i], 0), min_survival[i],
+                             batch.token_ids + i * width, batch.survival + i * width)
+                batch.num_tokens[i] = self.requests[rows[i]].num_drafted
+        return batch
+
+    def clip(self, const int64_t[::1] rows not None, DraftBatch batch not None, Py_ssize_t max_tokens):
+        """Cut the batch to `max_tokens` draft tokens in all, the least likely first; ties: the later row first."""
+        cdef Py_ssize_t i, j
+        cdef Request* request
+        total = sum([batch.num_tokens[i] for i in range(batch.num_requests)])
+        if total <= max_tokens:
+            return
+        ranked = sorted(
+            (-batch.survival[i * batch.width + j], j, i)
+            for i in range(batch.num_requests) for j in range(batch.num_tokens[i]))
+        for i in range(batch.num_requests):
+            batch.num_tokens[i] = 0
+        for _, j, i in ranked[:max_tokens]:
+            batch.num_tokens[i] = max(batch.num_tokens[i], <int32_t>j + 1)
+        for i in range(batch.num_requests):
+            request = &self.requests[rows[i]]
+            request.num_drafted = batch.num_tokens[i]
+            request.num_asked = min(request.num_asked, batch.num_tokens[i] + 1)
+
+
+def drafts_of(DraftBatch batch not None):
+    """Return the batch's drafts, one Draft a row."""
+    cdef Py_ssize_t row
+    cdef Draft draft
+    drafts = []
+    for row in range(batch.num_requests):
+        draft = Draft.__new__(Draft)
+        draft._batch = batch
+        draft._row = row
+        drafts.append(draft)
+    return drafts

@@ -1,0 +1,5 @@
+"""The offline wing: read logged rollouts and say what is in them. Nothing in `das` outside it imports it."""
+
+from das.analysis.logs import LogError, LogRecord, read_log, read_logs
+
+__all__ = ["LogError", "LogRecord", "read_log", "read_logs"]

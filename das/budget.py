@@ -1,0 +1,137 @@
+"""Budget policies: how many tokens each request may draft, and at which price.
+
+A policy is a small object with `budgets(requests) -> (caps, prices)`, `observe(...)`, `state()` and `load_state(...)`.
+The cap limits a draft's length; the price is the survival probability below which one more draft token costs more than
+it brings. A policy knows lengths and counts, never a tree.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class RunningRequests:
+    """What a policy is told about the requests of one decode step, as arrays with one entry a request.
+
+    Args:
+        num_prompt_tokens, num_response_tokens: lengths so far, int64.
+        prompt_keys: which prompt each answers, uint64.
+        num_running: requests in the engine's batch now, at least as many as there are entries.
+    """
+
+    num_prompt_tokens: IntArray
+    num_response_tokens: IntArray
+    prompt_keys: npt.NDArray[np.uint64]
+    num_running: int
+
+    def __len__(self) -> int:
+        return len(self.num_response_tokens)
+
+
+class BudgetPolicy(Protocol):
+    """The methods `plan_step` calls. Nothing to inherit from."""
+
+    def budgets(self, requests: RunningRequests) -> tuple[IntArray, FloatArray]: ...
+    def observe(self, drafted: IntArray, accepted: IntArray, *, step_ms: float | None = None) -> None: ...
+    def state(self) -> dict[str, Any]: ...
+    def load_state(self, state: dict[str, Any]) -> None: ...
+
+
+class _ConstantBudget:
+    """The same cap and price for every request, whatever happens."""
+
+    __slots__ = ("max_draft_tokens", "min_survival")
+
+    def __init__(self, max_draft_tokens: int, min_survival: float) -> None:
+        self.max_draft_tokens = max_draft_tokens
+        self.min_survival = min_survival
+
+    def budgets(self, requests: RunningRequests) -> tuple[IntArray, FloatArray]:
+        """Return caps (int64, tokens) and prices (float64), one entry a request. Never raises. Complexity: O(requests)."""
+        shape = len(requests)
+        return np.full(shape, self.max_draft_tokens, np.int64), np.full(shape, self.min_survival, np.float64)
+
+    def observe(self, drafted: IntArray, accepted: IntArray, *, step_ms: float | None = None) -> None:
+        """Take note of verified drafts; a constant budget learns nothing from them. Never raises."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what was learned: nothing."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Accept the state of a constant budget, which is empty."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(max_draft_tokens={self.max_draft_tokens}, min_survival={self.min_survival:g})"
+
+
+class FixedBudget(_ConstantBudget):
+    """Draft up to a fixed number of tokens wherever the text offers a continuation.
+
+    Args:
+        max_draft_tokens: 0..64.
+
+    Raises:
+        TypeError, ValueError: not an int, or out of range.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, max_draft_tokens: int = 8) -> None:
+        super().__init__(_draft_length(max_draft_tokens), 0.0)
+
+
+class UnlimitedBudget(FixedBudget):
+    """Draft as far as the text reaches, up to `max_draft_tokens`: the budget-agnostic baseline of the DAS paper."""
+
+    __slots__ = ()
+
+    def __init__(self, *, max_draft_tokens: int = 16) -> None:
+        super().__init__(max_draft_tokens)
+
+
+class PriceBudget(_ConstantBudget):
+    """Draft while the survival probability is at least `min_survival`.
+
+    Args:
+        min_survival: 0 <= min_survival <= 1.
+        max_draft_tokens: 0..64.
+
+    Raises:
+        TypeError, ValueError: wrong type, or out of range.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, *, min_survival: float = 0.15, max_draft_tokens: int = 16) -> None:
+        if isinstance(min_survival, bool) or not isinstance(min_survival, (int, float)):
+            raise TypeError(f"min_survival must be a number, not {type(min_survival).__name__}")
+        if not 0.0 <= min_survival <= 1.0:
+            raise ValueError(f"min_survival is {min_survival}; it must be 0 <= min_survival <= 1")
+        super().__init__(_draft_length(max_draft_tokens), float(min_survival))
+
+
+class NoDraft(_ConstantBudget):
+    """Draft nothing: the baseline, and the off switch. Nothing is looked up either."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(0, math.inf)
+
+
+def _draft_length(max_draft_tokens: int) -> int:
+    if isinstance(max_draft_tokens, bool) or not isinstance(max_draft_tokens, int):
+        raise TypeError(f"max_draft_tokens must be an int, not {type(max_draft_tokens).__name__}")
+    if not 0 <= max_draft_tokens <= 64:
+        raise ValueError(f"max_draft_tokens is {max_draft_tokens}; it must be 0 <= max_draft_tokens <= 64")
+    return max_draft_tokens

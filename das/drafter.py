@@ -1,0 +1,351 @@
+"""Live requests: they start, grow by what the engine emits, are drafted for in one call, and finish into the history."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from das._draft import Draft, DraftBatch, LiveRequests, drafts_of
+from das._token_ids import token_id_array
+from das.budget import RunningRequests
+from das.confidence import Confidence
+from das.history import RolloutHistory
+from das.metrics import AcceptanceCounters
+from das.prompt_record import PromptRecord
+from das.prompt_tree import PromptTree
+from das.rollout import Rollout, TokenArray, TokenIds, check_int
+from das.rollout import prompt_key as key_of_prompt
+
+NO_LIMIT = 1 << 62
+
+
+class _Request:
+    """One generation in flight: its row in the native table, and its open sequence in its prompt's tree."""
+
+    __slots__ = (
+        "is_generated",
+        "key",
+        "max_total_tokens",
+        "pending_environment",
+        "prompt",
+        "record",
+        "row",
+        "runs",
+        "sequence",
+        "table",
+        "training_step",
+        "tree",
+    )
+
+    def __init__(
+        self, prompt: TokenArray, key: int, record: PromptRecord, training_step: int, max_total_tokens: int
+    ) -> None:
+        self.prompt = prompt
+        self.key = key
+        self.record = record
+        self.training_step = training_step
+        self.max_total_tokens = max_total_tokens
+        self.runs: list[list[int]] = []  # [is generated, number of tokens], only once environment tokens came
+        self.pending_environment = 0  # trailing environment tokens that the tree has not seen yet
+        self.tree: PromptTree
+        self.sequence: int
+        self.table: LiveRequests
+        self.row: int
+
+    def enter(self, tree: PromptTree, table: LiveRequests) -> None:
+        """Open a sequence behind the prompt and take a row for it."""
+        self.tree = tree
+        self.table = table
+        self.sequence = tree.open(self.prompt)
+        try:
+            self.row = table.add(tree.tree, self.sequence)
+        except BaseException:
+            tree.tree.close(self.sequence)
+            raise
+
+    def move_to(self, tree: PromptTree) -> None:
+        """Continue in another tree of the same prompt, with everything generated so far."""
+        response = self.table.response(self.row)
+        runs = self.runs or [[True, len(response)]]
+        self.pending_environment = 0 if runs[-1][0] else runs[-1][1]
+        sequence = tree.open(self.prompt)
+        position = 0
+        for generated, length in runs:
+            tokens = response[position : position + length]
+            position += length
+            if generated:
+                tree.tree.extend(sequence, tokens)
+            elif position < len(response):
+                tree.tree.close(sequence)
+                sequence = tree.open_behind(tokens)
+        self._replace(tree, sequence)
+
+    def note_environment(self, token_ids: TokenIds) -> None:
+        """Environment tokens arrived: the context from now on, but nothing that follows a generated token."""
+        if not self.runs:
+            self.runs = [[True, self.table.num_response_tokens(self.row)]]
+        num_tokens = self.table.note(self.row, token_ids)
+        if self.runs[-1][0]:
+            self.runs.append([False, 0])
+        self.runs[-1][1] += num_tokens
+        self.pending_environment += num_tokens
+
+    def enter_environment(self) -> None:
+        """Give the tree the environment tokens that arrived since the last generated one."""
+        if self.pending_environment:
+            tokens = self.table.response(self.row)[-self.pending_environment :]
+            self.tree.tree.close(self.sequence)
+            self.pending_environment = 0
+            self._replace(self.tree, self.tree.open_behind(tokens))
+
+    def count_generated(self, num_tokens: int) -> None:
+        if self.runs and num_tokens:
+            if not self.runs[-1][0]:
+                self.runs.append([True, 0])
+            self.runs[-1][1] += num_tokens
+
+    def leave(self) -> tuple[TokenArray, np.ndarray | None]:
+        """Close the sequence, give back the row, and return the response and its mask (None: all generated)."""
+        response = self.table.response(self.row)
+        mask = None
+        if self.runs:
+            mask = np.repeat([bool(run[0]) for run in self.runs], [run[1] for run in self.runs])
+        self.tree.tree.close(self.sequence)
+        self.table.remove(self.row)
+        return response, mask
+
+    def num_total_tokens(self) -> int:
+        return len(self.prompt) + self.table.num_response_tokens(self.row)
+
+    def _replace(self, tree: PromptTree, sequence: int) -> None:
+        self.tree = tree
+        self.sequence = sequence
+        self.table.move(self.row, tree.tree, sequence)
+
+
+class Drafter:
+    """Drafts the next tokens of running requests from their prompt's tree, and feeds that tree with what they emit.
+
+    Args:
+        history: where the rollouts of earlier epochs are, and where finished ones go. None: a new RolloutHistory().
+        confidence: what is learned about acceptance. None: a new Confidence().
+
+    Thread safety: each call holds the history's lock; drafting releases the GIL.
+    """
+
+    def __init__(self, history: RolloutHistory | None = None, *, confidence: Confidence | None = None) -> None:
+        self.history = RolloutHistory() if history is None else history
+        self.confidence = Confidence() if confidence is None else confidence
+        self._lock = self.history.lock
+        self._table = LiveRequests(self.confidence.hits, self.confidence.misses)
+        self._requests: dict[str, _Request] = {}
+        self._finished = AcceptanceCounters()
+        self._feedback: list[tuple[int, int]] = []  # (drafted, accepted) of each decode step, for the policy
+
+    def start(
+        self,
+        request_id: str,
+        *,
+        prompt_token_ids: TokenIds,
+        prompt_key: int | None = None,
+        training_step: int | None = None,
+        max_total_tokens: int | None = None,
+    ) -> None:
+        """Take in a request that the engine starts now.
+
+        Args:
+            request_id: not in use by a running request.
+            prompt_token_ids: at least one token id.
+            prompt_key: the caller's own key of the prompt; None: the hash of its token ids.
+            training_step: version of the policy; None: a prompt started again after all its requests finished opens
+                its next epoch.
+            max_total_tokens: prompt and response together; drafts never run past it. None: no limit.
+
+        Raises:
+            TypeError, ValueError: naming the argument, the rule and the value. Nothing changes then.
+
+        Complexity: O(prompt), beside building the prompt's tree where `RolloutHistory.prepare` has not done so.
+        """
+        if not isinstance(request_id, str):
+            raise TypeError(f"request_id must be a str, not {type(request_id).__name__}")
+        prompt = token_id_array(prompt_token_ids, "prompt_token_ids")
+        key = key_of_prompt(prompt) if prompt_key is None else prompt_key
+        check_int(key, "prompt_key", below=1 << 64)
+        if training_step is not None:
+            check_int(training_step, "training_step", below=1 << 63)
+        if max_total_tokens is not None:
+            check_int(max_total_tokens, "max_total_tokens", below=1 << 62)
+        if len(prompt) == 0:
+            raise ValueError("prompt_token_ids is empty; it must hold at least one token id")
+        with self._lock:
+            if request_id in self._requests:
+                raise ValueError(f"request_id {request_id!r} is already running")
+            record = self.history.record_for(key)
+            step = record.step_of_new_request(training_step)
+            request = _Request(prompt, key, record, step, NO_LIMIT if max_total_tokens is None else max_total_tokens)
+            request.enter(self.history.tree_for(key, step), self._table)
+            record.open_requests.add(request)
+            self._requests[request_id] = request
+
+    def extend(
+        self,
+        request_id: str,
+        token_ids: TokenIds,
+        *,
+        num_verified_draft_tokens: int | None = None,
+        generated: bool = True,
+    ) -> None:
+        """Tell what the engine emitted for a request: the accepted draft tokens and the bonus token.
+
+        The pending draft's predictions are scored against it, as far as they were verified, and dropped.
+
+        Args:
+            token_ids: the tokens of one decode step; none at all changes nothing.
+            num_verified_draft_tokens: how many tokens of the pending draft the engine verified; None: all.
+            generated: False for environment or tool tokens: context only, not counted as a decode step.
+
+        Raises:
+            KeyError: unknown request. TypeError, ValueError: not token ids, or more verified than drafted.
+            Nothing changes then.
+
+        Complexity: O(tokens), at most 17 tree steps a token, whatever the history holds.
+        """
+        with self._lock:
+            request = self._request(request_id)
+            if not generated:
+                request.note_environment(token_ids)
+                return
+            request.enter_environment()
+            drafted, accepted, emitted = self._table.extend(request.row, token_ids, num_verified_draft_tokens)
+            request.count_generated(emitted)
+            if emitted:
+                self._feedback.append((drafted, accepted))
+
+    def draft(
+        self,
+        request_ids: Sequence[str],
+        *,
+        max_draft_tokens: Sequence[int] | np.ndarray,
+        min_survival: Sequence[float] | np.ndarray,
+        max_batch_draft_tokens: int | None = None,
+    ) -> dict[str, Draft]:
+        """Draft for requests under given caps and prices. `plan_step` is the usual way in.
+
+        Args:
+            request_ids: running requests, each at most once.
+            max_draft_tokens: one cap a request, 0..64 tokens.
+            min_survival: one price a request.
+            max_batch_draft_tokens: limit for the sum; the least likely tokens are cut. None: no limit.
+
+        Returns:
+            one Draft a request, in the order given. It replaces the request's pending draft.
+
+        Raises:
+            KeyError: unknown request. ValueError: a request named twice, or a cap out of range.
+
+        Complexity: O(drafted tokens), one native call without the GIL, whatever the history holds.
+        """
+        with self._lock:
+            requests = [self._request(request_id) for request_id in request_ids]
+            if len(set(request_ids)) != len(requests):
+                raise ValueError("request_ids names a request twice")
+            room = [request.max_total_tokens - request.num_total_tokens() - 1 for request in requests]
+            for request in requests:
+                request.enter_environment()
+            rows = np.array([request.row for request in requests], np.int64)
+            caps = np.minimum(np.asarray(max_draft_tokens, np.int64), np.maximum(np.array(room, np.int64), 0))
+            batch: DraftBatch = self._table.draft(rows, caps, np.asarray(min_survival, np.float64))
+            if max_batch_draft_tokens is not None:
+                self._table.clip(rows, batch, max_batch_draft_tokens)
+            return dict(zip(request_ids, drafts_of(batch), strict=True))
+
+    def running(self, request_ids: Sequence[str], *, num_running: int | None = None) -> RunningRequests:
+        """Return what a budget policy needs to know of these requests. Raises KeyError for an unknown one."""
+        with self._lock:
+            requests = [self._request(request_id) for request_id in request_ids]
+            return RunningRequests(
+                num_prompt_tokens=np.array([len(request.prompt) for request in requests], np.int64),
+                num_response_tokens=np.array([self._table.num_response_tokens(r.row) for r in requests], np.int64),
+                prompt_keys=np.array([request.key for request in requests], np.uint64),
+                num_running=max(len(requests), num_running or 0),
+            )
+
+    def take_feedback(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return (drafted, accepted) of the decode steps since the last call, int64, in order of `extend`."""
+        with self._lock:
+            pairs = np.array(self._feedback, np.int64).reshape(-1, 2)
+            self._feedback.clear()
+            return pairs[:, 0], pairs[:, 1]
+
+    def finish(
+        self, request_id: str, *, reward: float | None = None, training_step: int | None = None, keep: bool = True
+    ) -> AcceptanceCounters:
+        """End a request: its response enters the history.
+
+        Args:
+            reward: of the rollout; None: not known (yet: adding it to the history later updates it).
+            training_step: replaces the one the request started with.
+            keep: False forgets the response, for one that was aborted.
+
+        Returns:
+            the request's counters.
+
+        Raises:
+            KeyError: unknown request. TypeError, ValueError: a bad reward or step. Nothing changes then.
+
+        Complexity: O(response).
+        """
+        with self._lock:
+            request = self._request(request_id)
+            if training_step is not None:
+                check_int(training_step, "training_step", below=1 << 63)
+            Rollout(prompt_token_ids=request.prompt[:1], response_token_ids=request.prompt[:1], reward=reward)
+            counters = AcceptanceCounters(*self._table.counters(request.row))
+            response, mask = request.leave()
+            del self._requests[request_id]
+            request.record.open_requests.discard(request)
+            request.record.has_finished = True
+            self._finished += counters
+            rollout = None
+            if keep and len(response):
+                rollout = Rollout(
+                    prompt_token_ids=request.prompt,
+                    response_token_ids=response,
+                    training_step=request.training_step if training_step is None else training_step,
+                    reward=reward,
+                    request_id=request_id,
+                    prompt_key=request.key,
+                    response_mask=mask,
+                )
+            self.history.finish(request.key, request.tree, rollout)
+            return counters
+
+    def maintain(self, *, max_us: float = 500.0) -> None:
+        """Install trees that background threads have built; see `RolloutHistory.maintain`."""
+        self.history.maintain(max_us=max_us)
+
+    def request_ids(self) -> tuple[str, ...]:
+        """Return the running requests, in order of their start. O(requests)."""
+        with self._lock:
+            return tuple(self._requests)
+
+    def counters(self, request_id: str | None = None) -> AcceptanceCounters:
+        """Return a running request's counters, or (None) the sums over all requests, finished ones included.
+
+        Raises:
+            KeyError: unknown request.
+
+        Complexity: O(running requests).
+        """
+        with self._lock:
+            if request_id is not None:
+                return AcceptanceCounters(*self._table.counters(self._request(request_id).row))
+            running = (AcceptanceCounters(*self._table.counters(r.row)) for r in self._requests.values())
+            return sum(running, self._finished)
+
+    def _request(self, request_id: str) -> _Request:
+        request = self._requests.get(request_id)
+        if request is None:
+            raise KeyError(f"request {request_id!r} is not running")
+        return request

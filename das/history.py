@@ -1,0 +1,271 @@
+"""The recent rollouts of each prompt, in memory, and the suffix trees built from them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from das.prompt_record import PromptRecord
+from das.prompt_tree import PromptTree
+from das.rollout import Rollout, check_int
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryStatistics:
+    """What a RolloutHistory holds and has done so far.
+
+    Args:
+        num_prompts, num_rollouts, num_tokens: what is stored; tokens of responses only.
+        num_trees: prompts whose tree is in memory.
+        rollout_bytes, tree_bytes: memory held by token ids and bookkeeping, and by trees.
+        num_added, num_updated: rollouts taken in, and known ones whose reward or step was updated.
+        num_late: rollouts dropped on arrival because their epoch had left the window.
+        num_expired: rollouts dropped because their epoch left the window.
+        num_evicted_trees, num_evicted_rollouts: dropped to keep `max_bytes`.
+        num_builds_ahead, num_builds_on_start: trees built in the background, and while a request waited.
+    """
+
+    num_prompts: int = 0
+    num_rollouts: int = 0
+    num_tokens: int = 0
+    num_trees: int = 0
+    rollout_bytes: int = 0
+    tree_bytes: int = 0
+    num_added: int = 0
+    num_updated: int = 0
+    num_late: int = 0
+    num_expired: int = 0
+    num_evicted_trees: int = 0
+    num_evicted_rollouts: int = 0
+    num_builds_ahead: int = 0
+    num_builds_on_start: int = 0
+
+
+class RolloutHistory:
+    """The rollouts of the last epochs of each prompt; their trees are built when needed and dropped when not.
+
+    An epoch of a prompt is one training step at which it was sampled; the last `window_epochs` of them stay. A rollout
+    is known by its request_id or else by prompt, response, training step and ordinal: adding a known one updates its
+    reward and step and never counts it twice. Beyond `max_bytes`, the prompts used least recently lose their tree
+    first, then their rollouts; prompts with open requests keep both.
+
+    Args:
+        window_epochs: >= 1.
+        max_bytes: limit for token ids, bookkeeping and trees together, > 0.
+        num_threads: background threads that `prepare` uses, >= 1.
+
+    Raises:
+        TypeError, ValueError: an argument is not an int, or out of range.
+
+    Thread safety: one lock, taken by every method and by the drafters that use this history.
+    """
+
+    def __init__(self, *, window_epochs: int = 4, max_bytes: int = 8 << 30, num_threads: int = 1) -> None:
+        for name, value in (("window_epochs", window_epochs), ("max_bytes", max_bytes), ("num_threads", num_threads)):
+            check_int(value, name, below=1 << 62)
+            if value == 0:
+                raise ValueError(f"{name} is 0; it must be at least 1")
+        self.window_epochs = window_epochs
+        self.max_bytes = max_bytes
+        self.lock = threading.RLock()
+        self._num_threads = num_threads
+        self._builders: ThreadPoolExecutor | None = None
+        self._prompts: OrderedDict[int, PromptRecord] = OrderedDict()  # least recently used first
+        self._with_tree: OrderedDict[int, None] = OrderedDict()  # the same order, only those whose tree is in memory
+        self._builds: dict[int, tuple[int, Future[PromptTree]]] = {}  # prompt key -> (record version, tree to come)
+        self._counts: Counter[str] = Counter()  # by field of HistoryStatistics
+
+    def add(self, rollout: Rollout) -> bool:
+        """Take in a finished rollout.
+
+        Args:
+            rollout: where its training step is None, it joins the prompt's newest epoch.
+
+        Returns:
+            True if it was new; False if it was known (then reward and step are updated) or too late for the window.
+
+        Raises:
+            TypeError: not a Rollout.
+
+        Complexity: O(1) beside the epochs and rollouts that leave the window. Trees see it at the next `start`.
+        """
+        if not isinstance(rollout, Rollout):
+            raise TypeError(f"rollout must be a Rollout, not {type(rollout).__name__}")
+        with self.lock:
+            return self._add(rollout) is not None
+
+    def add_many(self, rollouts: Iterable[Rollout]) -> int:
+        """Take in finished rollouts and return how many were new. Raises and complexity: as `add`, for each."""
+        return sum([self.add(rollout) for rollout in rollouts])
+
+    def rollouts(self, prompt_key: int) -> tuple[Rollout, ...]:
+        """Return the window's rollouts of a prompt, oldest epoch first; empty for an unknown prompt. O(rollouts)."""
+        with self.lock:
+            record = self._prompts.get(prompt_key)
+            return tuple(rollout for _, rollout in record.window()) if record else ()
+
+    def prompt_keys(self) -> tuple[int, ...]:
+        """Return the keys of the prompts that are known, least recently used first. O(prompts)."""
+        with self.lock:
+            return tuple(self._prompts)
+
+    def prepare(self, prompt_keys: Iterable[int]) -> None:
+        """Build these prompts' trees in the background, so that their next `start` finds them ready.
+
+        A tree is installed only by `maintain` or by the `start` of a request; what a draft sees never depends on how
+        fast the background was. Unknown prompts and trees that are up to date are skipped.
+
+        Complexity: O(rollouts) here, O(tokens) in a background thread.
+        """
+        with self.lock:
+            for key in prompt_keys:
+                record = self._prompts.get(key)
+                if record is None or not record.needs_build() or self._pending_build(key, record):
+                    continue
+                if self._builders is None:
+                    self._builders = ThreadPoolExecutor(self._num_threads, thread_name_prefix="das-prepare")
+                self._builds[key] = (record.version, self._builders.submit(PromptTree, record.window()))
+
+    def maintain(self, *, max_us: float = 500.0) -> None:
+        """Install trees that are ready, for prompts without open requests, until the time is used up.
+
+        Complexity: at most one installation beyond `max_us`; an installation is O(1).
+        """
+        end_s = time.perf_counter() + max_us * 1e-6
+        with self.lock:
+            for key in [key for key, (_, build) in self._builds.items() if build.done()]:
+                if time.perf_counter() >= end_s:
+                    break
+                record = self._prompts.get(key)
+                if record is None:
+                    del self._builds[key]
+                elif not record.open_requests:
+                    self._install(key, record)
+            self._enforce_limit()
+
+    def statistics(self) -> HistoryStatistics:
+        """Return what is held and what was done. Complexity: O(1)."""
+        with self.lock:
+            return HistoryStatistics(**self._counts, num_prompts=len(self._prompts), num_trees=len(self._with_tree))
+
+    def memory_bytes(self) -> int:
+        """Return the bytes held by rollouts and trees, as counted against `max_bytes`. Complexity: O(1)."""
+        with self.lock:
+            return self._held_bytes()
+
+    # ---------------------------------------------------------------- for the drafter, with the lock held
+
+    def record_for(self, prompt_key: int) -> PromptRecord:
+        """Return the prompt's record, made at first sight, as the most recently used."""
+        record = self._prompts.get(prompt_key)
+        if record is None:
+            record = self._prompts[prompt_key] = PromptRecord(self.window_epochs)
+        self._touch(prompt_key)
+        return record
+
+    def tree_for(self, prompt_key: int, training_step: int) -> PromptTree:
+        """Return the prompt's tree with its whole window in it, for a request of that step that starts now.
+
+        Builds it here unless `prepare` did; open requests move to the new tree.
+        """
+        record = self.record_for(prompt_key)
+        if record.tree is None or record.is_stale(training_step):
+            self._install(prompt_key, record)
+        assert record.tree is not None  # _install sets it
+        if len(record.tree.included) < len(record):  # a tree that is not stale holds nothing outside the window
+            for serial, rollout in record.window():
+                record.tree.add(serial, rollout)
+        record.tree.running_step = training_step
+        self._measure(record)
+        self._enforce_limit(keep=prompt_key)
+        return record.tree
+
+    def finish(self, prompt_key: int, tree: PromptTree, rollout: Rollout | None) -> None:
+        """A request of that prompt ended: keep its rollout, whose tokens are in `tree` already, or (None) forget it."""
+        record = self._prompts[prompt_key]
+        if rollout is None:
+            record.forget_running()
+        else:
+            serial = self._add(rollout)
+            if serial is not None and record.tree is tree:
+                tree.included.add(serial)
+        self._measure(record)
+        self._enforce_limit()
+
+    # ---------------------------------------------------------------- inside
+
+    def _add(self, rollout: Rollout) -> int | None:
+        key = rollout.key
+        is_first_use = key not in self._prompts
+        record = self.record_for(key)
+        before = record.rollout_bytes, len(record), record.num_tokens
+        outcome = record.add(rollout)
+        self._counts.update(
+            rollout_bytes=record.rollout_bytes - before[0],
+            num_rollouts=len(record) - before[1],
+            num_tokens=record.num_tokens - before[2],
+            num_added=int(outcome.serial is not None),
+            num_updated=int(outcome.is_update),
+            num_late=int(outcome.is_late),
+            num_expired=outcome.num_expired,
+        )
+        if is_first_use and len(record) == 0:
+            del self._prompts[key]
+        self._enforce_limit()
+        return outcome.serial
+
+    def _pending_build(self, key: int, record: PromptRecord) -> bool:
+        return key in self._builds and self._builds[key][0] == record.version
+
+    def _install(self, key: int, record: PromptRecord) -> None:
+        """Give the record a tree of its window: the one built in the background if it still fits, else a new one."""
+        version, build = self._builds.pop(key, (-1, None))
+        if build is not None and version == record.version:
+            tree = build.result()
+            self._counts.update(num_builds_ahead=1)
+        else:
+            tree = PromptTree(record.window())
+            self._counts.update(num_builds_on_start=1)
+        record.install(tree)
+        self._with_tree[key] = None
+        self._with_tree.move_to_end(key)
+        self._measure(record)
+
+    def _measure(self, record: PromptRecord) -> None:
+        self._counts.update(tree_bytes=record.measure_tree())
+
+    def _touch(self, key: int) -> None:
+        self._prompts.move_to_end(key)
+        if key in self._with_tree:
+            self._with_tree.move_to_end(key)
+
+    def _enforce_limit(self, keep: int | None = None) -> None:
+        """Drop trees, then rollouts, of the prompts used least recently, until the rest fits."""
+        if self._held_bytes() <= self.max_bytes:
+            return
+        for key in [key for key in self._with_tree if key != keep and not self._prompts[key].open_requests]:
+            record = self._prompts[key]
+            record.drop_tree()
+            del self._with_tree[key]
+            self._measure(record)
+            self._counts.update(num_evicted_trees=1)
+            if self._held_bytes() <= self.max_bytes:
+                return
+        for key in [key for key, record in self._prompts.items() if key != keep and not record.open_requests]:
+            record = self._prompts.pop(key)
+            self._builds.pop(key, None)
+            self._counts.update(
+                rollout_bytes=-record.rollout_bytes,
+                num_rollouts=-len(record),
+                num_tokens=-record.num_tokens,
+                num_evicted_rollouts=len(record),
+            )
+            if self._held_bytes() <= self.max_bytes:
+                return
+
+    def _held_bytes(self) -> int:
+        return self._counts["rollout_bytes"] + self._counts["tree_bytes"]

@@ -1,0 +1,211 @@
+"""What is known of one prompt: the rollouts of its window, by epoch, and its tree while that is in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from das.prompt_tree import PromptTree
+from das.rollout import Rollout, TokenArray, with_changes
+
+# What one rollout costs beside its token ids: the Rollout, two array headers, a few dictionary entries.
+ROLLOUT_OVERHEAD_BYTES = 700
+
+
+class OpenRequest(Protocol):
+    """A request that is running in the prompt's tree."""
+
+    def move_to(self, tree: PromptTree) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """What adding a rollout did: its serial number if it was new, else whether it was known or too late."""
+
+    serial: int | None = None
+    is_update: bool = False
+    is_late: bool = False
+    num_expired: int = 0
+
+
+class PromptRecord:
+    """The window of one prompt.
+
+    `version` changes whenever rollouts left the window, so a tree built from an older version holds too much.
+    """
+
+    __slots__ = (
+        "_by_content",
+        "_by_request_id",
+        "_epochs",
+        "_is_tainted",
+        "_next_serial",
+        "_prompt",
+        "_tree_bytes",
+        "_window_epochs",
+        "current_step",
+        "has_finished",
+        "num_tokens",
+        "open_requests",
+        "rollout_bytes",
+        "tree",
+        "version",
+    )
+
+    def __init__(self, window_epochs: int) -> None:
+        self.tree: PromptTree | None = None
+        self.version = 0
+        self.current_step = 0
+        self.has_finished = False  # a request of the current step has finished
+        self.open_requests: set[OpenRequest] = set()
+        self.rollout_bytes = 0
+        self.num_tokens = 0
+        self._window_epochs = window_epochs
+        self._epochs: dict[int, dict[int, Rollout]] = {}  # training step -> serial number -> rollout
+        self._by_request_id: dict[str, tuple[int, int]] = {}  # -> (training step, serial number)
+        self._by_content: dict[tuple[int, int], list[int]] = {}  # (training step, response hash) -> serial numbers
+        self._next_serial = 0
+        self._is_tainted = False  # the tree holds rollouts that it should not
+        self._prompt: TokenArray | None = None
+        self._tree_bytes = 0
+
+    def __len__(self) -> int:
+        return sum(len(epoch) for epoch in self._epochs.values())
+
+    def window(self) -> list[tuple[int, Rollout]]:
+        """Return (serial number, rollout), oldest epoch first, in order of arrival within an epoch."""
+        return [item for step in sorted(self._epochs) for item in self._epochs[step].items()]
+
+    def step_of_new_request(self, training_step: int | None) -> int:
+        """Return the training step of a request that starts now, and make it the current one if it is newer.
+
+        Where nobody supplies a step, a prompt started again after all its requests finished opens its next epoch.
+        """
+        if training_step is None:
+            opens_next = self.has_finished and not self.open_requests
+            training_step = self.current_step + int(opens_next)
+        if training_step > self.current_step:
+            self.current_step = training_step
+            self.has_finished = False
+        return training_step
+
+    def add(self, rollout: Rollout) -> Addition:
+        """Take in a rollout: new, known, or too late."""
+        step = self.current_step if rollout.training_step is None else rollout.training_step
+        known = self._find(rollout, step)
+        if known is not None:
+            return self._update(*known, rollout)
+        if len(self._epochs) >= self._window_epochs and step < min(self._epochs):
+            return Addition(is_late=True)
+        serial = self._next_serial
+        self._next_serial += 1
+        self._insert(step, serial, self._share_prompt(with_changes(rollout, training_step=step)))
+        self.current_step = max(self.current_step, step)
+        return Addition(serial=serial, num_expired=self._expire())
+
+    def needs_build(self) -> bool:
+        """Whether the next request would have to wait for a tree to be built."""
+        return bool(self._epochs) and (self.tree is None or self._is_tainted or self.tree.running_step is not None)
+
+    def is_stale(self, training_step: int) -> bool:
+        """Whether the tree holds rollouts that left the window, or counts an older step's requests as running."""
+        running_step = self.tree.running_step if self.tree else None
+        return self._is_tainted or (running_step is not None and training_step > running_step)
+
+    def install(self, tree: PromptTree) -> None:
+        """Replace the tree; open requests move over."""
+        self.tree = tree
+        self._is_tainted = False
+        for request in list(self.open_requests):
+            request.move_to(tree)
+
+    def drop_tree(self) -> None:
+        """Forget the tree; only while no request is open."""
+        self.tree = None
+        self._is_tainted = False
+
+    def forget_running(self) -> None:
+        """The tree holds tokens of a request that shall be forgotten."""
+        self._is_tainted = True
+        self.version += 1
+
+    def measure_tree(self) -> int:
+        """Return by how many bytes the tree has grown since the last call."""
+        before = self._tree_bytes
+        self._tree_bytes = self.tree.tree.memory_bytes() if self.tree else 0
+        return self._tree_bytes - before
+
+    def _find(self, rollout: Rollout, step: int) -> tuple[int, int] | None:
+        """Return (training step, serial number) of the stored rollout that this one is, if any."""
+        same = self._by_content.get((step, rollout.response_hash), [])
+        if rollout.request_id is not None:
+            if rollout.request_id in self._by_request_id:
+                return self._by_request_id[rollout.request_id]
+            nameless = [serial for serial in same if self._epochs[step][serial].request_id is None]
+            return (step, nameless[0]) if nameless else None
+        return (step, same[rollout.ordinal]) if rollout.ordinal < len(same) else None
+
+    def _update(self, step: int, serial: int, rollout: Rollout) -> Addition:
+        known = self._epochs[step][serial]
+        new_step = step if rollout.training_step is None else rollout.training_step
+        self._remove(step, serial)
+        self._insert(
+            new_step,
+            serial,
+            with_changes(
+                known,
+                training_step=new_step,
+                reward=known.reward if rollout.reward is None else rollout.reward,
+                request_id=known.request_id or rollout.request_id,
+            ),
+        )
+        return Addition(is_update=True, num_expired=self._expire())
+
+    def _insert(self, step: int, serial: int, rollout: Rollout) -> None:
+        self._epochs.setdefault(step, {})[serial] = rollout
+        self._by_content.setdefault((step, rollout.response_hash), []).append(serial)
+        if rollout.request_id is not None:
+            self._by_request_id[rollout.request_id] = (step, serial)
+        self.rollout_bytes += self._bytes_of(rollout)
+        self.num_tokens += len(rollout.response_token_ids)
+
+    def _remove(self, step: int, serial: int) -> None:
+        rollout = self._epochs[step].pop(serial)
+        if not self._epochs[step]:
+            del self._epochs[step]
+        same = self._by_content[step, rollout.response_hash]
+        same.remove(serial)
+        if not same:
+            del self._by_content[step, rollout.response_hash]
+        if rollout.request_id is not None:
+            del self._by_request_id[rollout.request_id]
+        self.rollout_bytes -= self._bytes_of(rollout)
+        self.num_tokens -= len(rollout.response_token_ids)
+
+    def _expire(self) -> int:
+        num_expired = 0
+        while len(self._epochs) > self._window_epochs:
+            oldest = min(self._epochs)
+            for serial in list(self._epochs[oldest]):
+                self._is_tainted |= self.tree is not None and serial in self.tree.included
+                self._remove(oldest, serial)
+                num_expired += 1
+        if num_expired:
+            self.version += 1
+        return num_expired
+
+
+    def _share_prompt(self, rollout: Rollout) -> Rollout:
+        """Let the rollouts of one prompt hold one array of its token ids."""
+        if self._prompt is None:
+            self._prompt = rollout.prompt_token_ids
+        elif np.array_equal(self._prompt, rollout.prompt_token_ids):
+            return with_changes(rollout, prompt_token_ids=self._prompt)
+        return rollout
+
+    def _bytes_of(self, rollout: Rollout) -> int:
+        prompt_bytes = 0 if rollout.prompt_token_ids is self._prompt else rollout.prompt_token_ids.nbytes
+        mask_bytes = 0 if rollout.response_mask is None else rollout.response_mask.nbytes
+        return prompt_bytes + rollout.response_token_ids.nbytes + mask_bytes + ROLLOUT_OVERHEAD_BYTES

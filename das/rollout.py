@@ -1,0 +1,140 @@
+"""One sampled response to one prompt, and the key that says which prompt it answers."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from das._token_ids import token_id_array
+
+TokenArray = npt.NDArray[np.int32]
+TokenIds = Sequence[int] | TokenArray
+
+
+def prompt_key(prompt_token_ids: TokenIds) -> int:
+    """Return the stable 64-bit key of a prompt.
+
+    Args:
+        prompt_token_ids: at least one token id, each 0 <= id < 2**31.
+
+    Returns:
+        0 <= key < 2**64; equal token ids give equal keys in every process and on every machine.
+
+    Raises:
+        TypeError, ValueError: not token ids, or none at all.
+
+    Complexity: O(tokens).
+    """
+    return _hash_token_ids(_non_empty(prompt_token_ids, "prompt_token_ids"))
+
+
+def _hash_token_ids(token_ids: TokenArray) -> int:
+    digest = hashlib.blake2b(token_ids.astype("<i4", copy=False).tobytes(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+def _non_empty(token_ids: TokenIds, name: str) -> TokenArray:
+    array = token_id_array(token_ids, name)
+    if len(array) == 0:
+        raise ValueError(f"{name} is empty; it must hold at least one token id")
+    return array
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Rollout:
+    """One sampled response to one prompt.
+
+    Args:
+        prompt_token_ids: the prompt, at least one token id, 0 <= id < 2**31; copied.
+        response_token_ids: the response, at least one token id; copied.
+        training_step: version of the policy at the first generated token, >= 0; None: not known.
+        reward: the rollout's reward; None: not known.
+        request_id: the engine's name for the generation, where there was one.
+        prompt_key: the caller's own key, 0 <= key < 2**64; None: `prompt_key(prompt_token_ids)`.
+        response_mask: as long as the response; False marks environment or tool tokens, which are context only.
+        ordinal: tells equal responses of one prompt and step apart (0 for the first), >= 0.
+
+    Raises:
+        TypeError, ValueError: naming the argument, the rule and the value.
+
+    Complexity: O(tokens). The arrays are read-only int32 (bool for the mask).
+    """
+
+    prompt_token_ids: TokenArray
+    response_token_ids: TokenArray
+    training_step: int | None = None
+    reward: float | None = None
+    request_id: str | None = None
+    prompt_key: int | None = None
+    response_mask: npt.NDArray[np.bool_] | None = None
+    ordinal: int = 0
+    response_hash: int = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__  # the class is frozen for everybody else
+        prompt = _non_empty(self.prompt_token_ids, "prompt_token_ids")
+        response = _non_empty(self.response_token_ids, "response_token_ids")
+        put(self, "prompt_token_ids", prompt)
+        put(self, "response_token_ids", response)
+        put(self, "response_hash", _hash_token_ids(response))
+        if self.prompt_key is None:
+            put(self, "prompt_key", _hash_token_ids(prompt))
+        else:
+            check_int(self.prompt_key, "prompt_key", below=1 << 64)
+        if self.training_step is not None:
+            check_int(self.training_step, "training_step", below=1 << 63)
+        check_int(self.ordinal, "ordinal", below=1 << 31)
+        if self.reward is not None:
+            put(self, "reward", _finite(self.reward, "reward"))
+        if self.request_id is not None and not isinstance(self.request_id, str):
+            raise TypeError(f"request_id must be a str or None, not {type(self.request_id).__name__}")
+        if self.response_mask is not None:
+            put(self, "response_mask", _mask(self.response_mask, len(response)))
+
+    @property
+    def key(self) -> int:
+        """The prompt's key: the caller's own, or the hash of the prompt's token ids."""
+        assert self.prompt_key is not None  # set by __post_init__
+        return self.prompt_key
+
+
+def with_changes(rollout: Rollout, **changes: Any) -> Rollout:
+    """Return a copy with some fields replaced by values known to be right: nothing is copied or checked again."""
+    changed = copy.copy(rollout)
+    for name, value in changes.items():
+        object.__setattr__(changed, name, value)
+    return changed
+
+
+def check_int(value: Any, name: str, *, below: int) -> None:
+    """Raise TypeError or ValueError unless `value` is an int (bool excluded) with 0 <= value < below."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{name} must be an int, not {type(value).__name__}")
+    if not 0 <= value < below:
+        raise ValueError(f"{name} is {value}; it must be 0 <= {name} < 2**{below.bit_length() - 1}")
+
+
+def _finite(value: Any, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise TypeError(f"{name} must be a number or None, not {type(value).__name__}")
+    number = float(value)
+    if not np.isfinite(number):
+        raise ValueError(f"{name} is {number}; it must be finite")
+    return number
+
+
+def _mask(mask: Any, length: int) -> npt.NDArray[np.bool_]:
+    array = np.array(mask)
+    if array.dtype != np.bool_ and not (array.dtype.kind in "iu" and np.isin(array, (0, 1)).all()):
+        raise TypeError(f"response_mask must hold booleans (or 0 and 1), not {array.dtype}")
+    if array.shape != (length,):
+        raise ValueError(f"response_mask has shape {array.shape}; it must be ({length},), one entry a response token")
+    array = array.astype(np.bool_)
+    array.flags.writeable = False
+    return array

@@ -1,0 +1,325 @@
+"""The `das` command: output, exit codes, errors, Ctrl-C; and the figures of `das inspect`."""
+
+import array
+import fcntl
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from das.analysis.inspect import LogStatistics, Spread
+from das.analysis.logs import LogRecord
+from das.cli import main
+from das.rollout import Rollout
+
+COMMAND = [sys.executable, "-c", "import sys; from das.cli import main; sys.exit(main())"]
+REPOSITORY = Path(__file__).parent.parent
+
+
+def row(prompt: int, length: int, **changes: object) -> dict[str, object]:
+    return {"prompt_token_ids": [prompt], "response_token_ids": list(range(length))} | changes
+
+
+# Two prompts, two samples each, in two steps; in step 7 only the first came back.
+ROWS = [
+    row(1, 10, training_step=5, reward=1.0, truncated=False),
+    row(1, 20, training_step=5, reward=0.0, truncated=True),
+    row(2, 30, training_step=5, reward=0.5, truncated=False),
+    row(2, 40, training_step=5, reward=0.5, truncated=False),
+    row(1, 100, training_step=7),
+    row(1, 200, training_step=7),
+]
+
+
+def write(path: Path, *rows: object) -> Path:
+    path.write_text("".join((r if isinstance(r, str) else json.dumps(r)) + "\n" for r in rows))
+    return path
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return write(tmp_path / "log.jsonl", *ROWS)
+
+
+def start(*args: object, **options: object) -> subprocess.Popen[str]:
+    """Start the command in a process of its own, as a shell in the foreground would."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "COLUMNS")}
+    environment |= {"PYTHONPATH": str(REPOSITORY)}
+    return subprocess.Popen(
+        [*COMMAND, *map(str, args)],
+        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment} | options,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+
+
+# The figures.
+
+
+def record(prompt: int, length: int, *, training_step: int | None = None, reward: float | None = None) -> LogRecord:
+    rollout = Rollout(
+        prompt_token_ids=[prompt], response_token_ids=range(length), training_step=training_step, reward=reward
+    )
+    return LogRecord(rollout=rollout, sample=0, location="log:1")
+
+
+def test_statistics_by_hand() -> None:
+    statistics = LogStatistics()
+    for length in (10, 20, 30, 40):
+        statistics.add(record(length // 25, length, training_step=5, reward=length / 10))
+    statistics.add(record(0, 100, training_step=7))
+    summary = statistics.summary()
+    assert summary is not None
+    first, second = summary.training_steps
+    assert (first.training_step, first.num_rollouts, first.num_prompts) == (5, 4, 2)
+    assert first.samples_per_prompt == Spread(mean=2.0, min=2, max=2)
+    tokens = first.response_tokens
+    assert (tokens.sum, tokens.mean, tokens.p50, tokens.p90, tokens.p99, tokens.max) == (100, 25.0, 20, 40, 40, 40)
+    assert (first.token_share, first.reward_mean, first.truncated_share) == (0.5, 2.5, None)
+    assert (second.token_share, second.reward_mean) == (0.5, None)
+    assert (summary.total.num_rollouts, summary.total.num_prompts, summary.total.reward_mean) == (5, 2, 2.5)
+    assert summary.total.samples_per_prompt == Spread(mean=5 / 3, min=1, max=2)
+    assert summary.epochs_per_prompt == Spread(mean=1.5, min=1, max=2)
+
+
+def test_steps_are_sorted_and_unknown_comes_last() -> None:
+    statistics = LogStatistics()
+    for step in (10, None, 9):
+        statistics.add(record(0, 1, training_step=step))
+    summary = statistics.summary()
+    assert summary is not None
+    assert [step.training_step for step in summary.training_steps] == [9, 10, None]
+
+
+def test_no_records_no_summary() -> None:
+    assert LogStatistics().summary() is None
+
+
+# das inspect.
+
+
+def test_table_without_terminal_has_no_control_characters(log: Path) -> None:
+    process = start("inspect", log)
+    output, errors = process.communicate(timeout=20)
+    assert (process.returncode, errors) == (0, "")
+    assert all(character.isprintable() or character == "\n" for character in output)
+    cells = [line.split() for line in output.splitlines()]
+    assert [
+        "step",
+        "rollouts",
+        "prompts",
+        "samples",
+        "mean",
+        "p50",
+        "p90",
+        "p99",
+        "max",
+        "tokens",
+        "reward",
+        "cut",
+    ] in cells
+    assert ["5", "4", "2", "2", "25", "20", "40", "40", "40", "25.0%", "0.500", "25.0%"] in cells
+    assert ["7", "2", "1", "2", "150", "100", "200", "200", "200", "75.0%", "-", "-"] in cells
+    assert ["all", "6", "2", "2", "67", "30", "200", "200", "200", "100.0%", "0.500", "25.0%"] in cells
+    assert "400 response tokens; a prompt comes in 1.5 epochs (1 to 2)" in output
+
+
+def test_json_is_one_object_with_the_documented_keys(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "--json", str(log)]) == 0
+    output, errors = capsys.readouterr()
+    found = json.loads(output)
+    assert errors == ""
+    assert set(found) == {"logs", "partial", "num_bad_rows", "epochs_per_prompt", "total", "training_steps"}
+    assert (found["logs"], found["partial"], found["num_bad_rows"]) == ([str(log)], False, 0)
+    assert [step["training_step"] for step in found["training_steps"]] == [5, 7]
+    assert found["training_steps"][0] == {
+        "training_step": 5,
+        "num_rollouts": 4,
+        "num_prompts": 2,
+        "samples_per_prompt": {"mean": 2.0, "min": 2, "max": 2},
+        "response_tokens": {"sum": 100, "mean": 25.0, "p50": 20, "p90": 40, "p99": 40, "max": 40},
+        "token_share": 0.25,
+        "reward_mean": 0.5,
+        "truncated_share": 0.25,
+    }
+    assert found["total"]["response_tokens"]["sum"] == 400
+    main(["inspect", "--help"])
+    explained = capsys.readouterr().out
+    assert all(key in explained for key in (*found, *found["total"], *found["total"]["response_tokens"]))
+
+
+def test_several_logs_are_read_as_one(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pq.write_table(pa.Table.from_pylist([row(3, 5, training_step=5)]), tmp_path / "more.parquet")
+    assert main(["inspect", "--json", str(log), str(tmp_path / "more.parquet")]) == 0
+    assert json.loads(capsys.readouterr().out)["total"]["num_rollouts"] == 7
+
+
+def test_text_log_with_tokenizer_warns_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = Tokenizer(models.WordLevel({"[UNK]": 0, "yes": 1}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.save(str(tmp_path / "tokenizer.json"))
+    for step in (1, 2):
+        write(tmp_path / f"{step}.jsonl", {"input": "yes no", "output": "yes " * step, "score": 1, "step": step})
+    args = ["inspect", "--json", str(tmp_path), "--tokenizer", str(tmp_path / "tokenizer.json")]
+    assert main(args) == 0
+    output, errors = capsys.readouterr()
+    assert json.loads(output)["total"]["response_tokens"]["sum"] == 3
+    assert errors.count("das: warning: ") == len(errors.splitlines()) == 1
+    assert "1.jsonl: text is tokenised again" in errors
+
+
+def test_skip_bad_counts_and_names_the_first_few(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "log.jsonl", *ROWS, *["junk"] * 8)
+    assert main(["inspect", "--json", "--skip-bad", str(path)]) == 0
+    output, errors = capsys.readouterr()
+    assert (json.loads(output)["num_bad_rows"], json.loads(output)["total"]["num_rollouts"]) == (8, 6)
+    assert len(errors.splitlines()) == 6
+    assert errors.startswith(f"das: warning: skipped {path}:7: malformed JSON")
+    assert errors.endswith("das: warning: skipped 8 bad rows in all\n")
+
+
+def test_progress_bar_only_on_a_terminal(log: Path) -> None:
+    terminal, stderr = pty.openpty()
+    process = start("inspect", log, stderr=stderr)
+    os.close(stderr)
+    shown = b""
+    try:
+        while chunk := os.read(terminal, 4096):
+            shown += chunk
+    except OSError:  # how Linux ends a terminal without writers
+        pass
+    os.close(terminal)
+    output, _ = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert b"reading" in shown
+    assert "reading" not in output
+
+
+# Ctrl-C.
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_ctrl_c_prints_what_was_read_and_exits_130(tmp_path: Path, as_json: bool) -> None:
+    fifo = tmp_path / "slow"
+    os.mkfifo(fifo)
+    process = start("inspect", fifo, *["--json"] * as_json)
+    with open(fifo, "w") as writer:
+        writer.write("".join(json.dumps(r) + "\n" for r in ROWS[:3]))
+        writer.flush()
+        wait_until_blocked_in_read(process, fifo)
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=10)
+    assert (process.returncode, errors) == (130, "das: stopped by Ctrl-C\n")
+    if as_json:
+        found = json.loads(output)
+        assert (found["partial"], found["total"]["num_rollouts"]) == (True, 3)
+    else:
+        assert "PARTIAL: stopped before the end of the log" in output
+        assert "60 response tokens" in output
+
+
+def wait_until_blocked_in_read(process: subprocess.Popen[str], fifo: Path) -> None:
+    """Wait until the process has taken everything out of the pipe and sleeps, waiting for more."""
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        for _ in range(2000):
+            state = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+            if process.poll() is not None or (state == "S" and pipe_is_empty(reader)):
+                return
+            time.sleep(0.005)
+    finally:
+        os.close(reader)
+
+
+def pipe_is_empty(reader: int) -> bool:
+    waiting = array.array("i", [0])
+    fcntl.ioctl(reader, termios.FIONREAD, waiting)
+    return waiting[0] == 0
+
+
+def test_ctrl_c_before_the_first_row(tmp_path: Path) -> None:
+    fifo = tmp_path / "silent"
+    os.mkfifo(fifo)
+    process = start("inspect", fifo)
+    with open(fifo, "w"):  # returns once the process has opened its end
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=10)
+    assert (process.returncode, output, errors) == (130, "", "das: stopped by Ctrl-C\n")
+
+
+# Errors and exit codes.
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "message"),
+    [
+        ([], 2, r"A command is missing\. Try 'das --help'\."),
+        (["nope"], 2, r"No such command 'nope'\. Try 'das --help'\."),
+        (["inspect"], 2, r"Missing argument 'LOG\.\.\.'\. Try 'das inspect --help'\."),
+        (["inspect", "--nope", "x"], 2, r"No such option\W+--nope\W* Try 'das inspect --help'\."),
+        (["inspect", "absent.jsonl"], 1, r"absent\.jsonl: no such log file or directory"),
+        (["inspect", "two\nlines\x1b"], 1, r"two\\nlines\\x1b: no such log file or directory"),
+    ],
+)
+def test_errors_are_one_line(args: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(args) == code
+    output, errors = capsys.readouterr()
+    assert output == ""
+    assert re.fullmatch(f"das: error: {message}\n", errors)
+
+
+@pytest.mark.parametrize("flags", [[], ["--skip-bad"], ["--json"]])
+def test_bad_row_exits_1_and_names_file_line_and_field(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str]
+) -> None:
+    path = write(tmp_path / "log.jsonl", row(1, 0))
+    assert main(["inspect", *flags, str(path)]) == 1
+    output, errors = capsys.readouterr()
+    assert output == ""
+    assert errors.startswith("das: error: ")
+    assert f"{path}:1: response_token_ids is empty" in errors
+    assert len(errors.splitlines()) == 1
+
+
+@pytest.mark.parametrize("package", ["click", "rich"])
+def test_without_the_extra_one_line_names_it(package: str) -> None:
+    code = f"import sys; sys.modules[{package!r}] = None; from das.cli import main; sys.exit(main(['inspect', 'x']))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"das: error: the das command needs {package}: pip install 'das-drafter[analysis]'\n"
+
+
+def test_missing_reader_package_is_one_line_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pq.write_table(pa.Table.from_pylist([row(1, 2)]), tmp_path / "log.parquet")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert main(["inspect", str(tmp_path / "log.parquet")]) == 2
+    assert capsys.readouterr().err == "das: error: a Parquet log needs pyarrow: pip install 'das-drafter[analysis]'\n"
+
+
+def test_a_defect_is_not_hidden(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("das.analysis.inspect.LogStatistics.add")
+    with pytest.raises(AttributeError):
+        main(["inspect", str(log)])
+
+
+def test_help_and_closed_pipe(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    assert "inspect" in capsys.readouterr().out
+    reading, writing = os.pipe()
+    os.close(reading)
+    process = start("inspect", "--json", log, stdout=writing)
+    os.close(writing)
+    _, errors = process.communicate(timeout=20)
+    assert "Traceback" not in errors
