@@ -17,15 +17,17 @@ The requests' state lives here as well, as C structs, so that a decode step of 2
 """
 cimport cython
 from libc.math cimport log
-from libc.stdint cimport int32_t, int64_t, uint32_t, uint8_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memset
 
-from das._suffix_tree cimport (
-    HISTORY, RUNNING, Cursor, SuffixTree, Tree, append, continuation, counts_of_child, cursor_advance,
-    cursor_of_sequence, find_continuation, reserve, token_of_child,
-)
+from das._suffix_tree cimport SuffixTree
 from das._token_ids cimport TokenIdBuffer
+from das._tree cimport (
+    Continuation, Cursor, append, count_continuation, cursor_advance, cursor_of_sequence, prefetch_places,
+    prefetch_sequence, prefetch_steps, prefetch_text, read_continuation, reserve,
+)
+from das._tree_arrays cimport HISTORY, RUNNING, Tree
 
 import numpy
 
@@ -34,7 +36,7 @@ cdef enum:
     NUM_BINS = 24               # of the logit of P on [-4, 4]
     NUM_SOURCES = 3             # running, history, both
     MAX_DRAFT = 64              # the longest draft a budget may ask for
-    NO_CHILD = 0
+    MAX_FEEDBACK = 1 << 16      # decode steps; a step of 256 requests is heard by the policy at the next plan_step
     NUM_COUNTERS = 5
     DECODE_STEPS = 0            # positions in a request's counters, in the order of metrics.AcceptanceCounters
     VERIFICATION_STEPS = 1
@@ -61,6 +63,9 @@ cdef struct Request:
     int32_t num_drafted         # tokens of the pending draft
     int32_t num_asked           # its predictions: one more where drafting stopped of its own accord
     Prediction[MAX_DRAFT + 1] asked
+    int64_t num_prompt          # tokens
+    int64_t max_total           # prompt and response tokens together
+    uint64_t prompt_key
     int32_t* response           # all tokens since the prompt
     int64_t num_response
     int64_t response_capacity
@@ -76,61 +81,51 @@ cdef struct Evidence:           # what the contexts of one position say
 
 
 cdef void _gather(Tree* tree, Cursor* cursor, Evidence* evidence) noexcept nogil:
-    cdef uint32_t[2] count
-    cdef int32_t level, order, child
+    cdef Continuation found
+    cdef int32_t level, order
     evidence.num_levels = 0
     for level in range(NUM_ORDERS):
         order = ORDERS[level]
         if order > cursor.num_orders:
             break
-        child = continuation(tree, &cursor.places[order], order, count)
-        if child == NO_CHILD:
+        read_continuation(tree, &cursor.places[order], order, &found)
+        if found.top_count == 0:
             break
-        evidence.total[level] = <double>count[RUNNING] + count[HISTORY]
-        counts_of_child(tree, child, count)
-        evidence.top_count[level] = <double>count[RUNNING] + count[HISTORY]
-        evidence.top_token[level] = token_of_child(tree, child, order)
+        evidence.total[level] = <double>found.total[RUNNING] + found.total[HISTORY]
+        evidence.top_count[level] = found.top_count
+        evidence.top_token[level] = found.top_token
         evidence.num_levels = level + 1
 
 
 cdef double _count_at(Tree* tree, Cursor* cursor, Evidence* evidence, int32_t level, int32_t token) noexcept nogil:
     cdef uint32_t[2] count
-    cdef int32_t child, order = ORDERS[level]
+    cdef int32_t order = ORDERS[level]
     if evidence.top_token[level] == token:
         return evidence.top_count[level]
     if evidence.top_count[level] == evidence.total[level]:
         return 0.0
-    child = find_continuation(tree, &cursor.places[order], order, token)
-    if child == NO_CHILD:
-        return 0.0
-    counts_of_child(tree, child, count)
+    count_continuation(tree, &cursor.places[order], order, token, count)
     return <double>count[RUNNING] + count[HISTORY]
 
 
 cdef int32_t _cell(Tree* tree, Cursor* cursor, int32_t token, double probability) noexcept nogil:
     """The calibration cell of a prediction: who ever continued the last token so, and the bin of the logit."""
     cdef uint32_t[2] count
-    cdef int32_t child = find_continuation(tree, &cursor.places[1], 1, token)
     cdef int32_t source = 0
     cdef int32_t bin_
     cdef double clipped = min(max(probability, 1e-4), 1.0 - 1e-4)
-    if child != NO_CHILD:
-        counts_of_child(tree, child, count)
-        if count[HISTORY] > 0:
-            source = 2 if count[RUNNING] > 0 else 1
+    count_continuation(tree, &cursor.places[1], 1, token, count)
+    if count[HISTORY] > 0:
+        source = 2 if count[RUNNING] > 0 else 1
     bin_ = <int32_t>((log(clipped / (1.0 - clipped)) + 4.0) * (NUM_BINS / 8.0))
     return source * NUM_BINS + min(max(bin_, 0), NUM_BINS - 1)
 
 
-cdef bint _predict(Tree* tree, Cursor* cursor, Prediction* best, double* probability) noexcept nogil:
-    """The most probable next token; False where no context continues. Ties go to the shorter context's candidate."""
-    cdef Evidence evidence
+cdef double _best(Tree* tree, Cursor* cursor, Evidence* evidence, Prediction* best) noexcept nogil:
+    """The most probable next token and its P. Ties go to the shorter context's candidate."""
     cdef int32_t level, other, token
     cdef double estimate
-    _gather(tree, cursor, &evidence)
-    if evidence.num_levels == 0:
-        return False
-    probability[0] = -1.0
+    cdef double probability = -1.0
     for level in range(evidence.num_levels):
         token = evidence.top_token[level]
         for other in range(level):
@@ -139,41 +134,108 @@ cdef bint _predict(Tree* tree, Cursor* cursor, Prediction* best, double* probabi
         else:
             estimate = FIRST_ESTIMATE
             for other in range(evidence.num_levels):
-                estimate = ((_count_at(tree, cursor, &evidence, other, token) + KAPPA * estimate)
+                estimate = ((_count_at(tree, cursor, evidence, other, token) + KAPPA * estimate)
                             / (evidence.total[other] + KAPPA))
-            if estimate > probability[0]:
-                probability[0] = estimate
+            if estimate > probability:
+                probability = estimate
                 best.token = token
-    best.cell = _cell(tree, cursor, best.token, probability[0])
+    best.cell = _cell(tree, cursor, best.token, probability)
+    return probability
+
+# ------------------------------------------------------------------------------------------------ a group of chains
+
+cdef enum:
+    GROUP_SIZE = 16             # enough for a memory access to finish while the others are served
+
+cdef struct Chain:              # a draft being made
+    Request* request
+    int32_t* token_ids
+    double* survival
+    int32_t max_draft_tokens
+    double min_survival
+    double path                 # survival of what has been drafted
+    Cursor cursor
+    Evidence evidence
+
+
+cdef void _draft_group(Chain* chains, int32_t num_chains, const double* hits, const double* misses) noexcept nogil:
+    """Replace the pending drafts of a few requests.
+
+    One draft is a long row of reads from scattered memory, each depending on the last; a group of drafts is many rows
+    side by side. So all go through the same stage together, and every stage asks for what the next one will read.
+    """
+    cdef int32_t[GROUP_SIZE] active
+    cdef int32_t i, num_active, num_left
+    cdef Chain* chain
+    num_active = _begin(chains, num_chains, active)
+    while num_active > 0:
+        for i in range(num_active):
+            chain = &chains[active[i]]
+            prefetch_places(chain.request.tree, chain.cursor.places, chain.cursor.num_orders)
+        for i in range(num_active):
+            chain = &chains[active[i]]
+            prefetch_text(chain.request.tree, chain.cursor.places, chain.cursor.num_orders)
+        for i in range(num_active):
+            chain = &chains[active[i]]
+            _gather(chain.request.tree, &chain.cursor, &chain.evidence)
+            if chain.evidence.num_levels > 0:   # the longest context's candidate mostly wins
+                prefetch_steps(chain.request.tree, chain.cursor.places, chain.cursor.num_orders,
+                               chain.evidence.top_token[chain.evidence.num_levels - 1])
+        num_left = 0
+        for i in range(num_active):
+            if _draft_token(&chains[active[i]], hits, misses):
+                active[num_left] = active[i]
+                num_left += 1
+        num_active = num_left
+
+
+cdef int32_t _begin(Chain* chains, int32_t num_chains, int32_t* active) noexcept nogil:
+    """Set the cursors to the ends of the sequences; return how many chains shall be drafted, and which."""
+    cdef int32_t i
+    cdef int32_t num_active = 0
+    cdef Request* request
+    for i in range(num_chains):
+        request = chains[i].request
+        request.num_drafted = 0
+        request.num_asked = 0
+        if chains[i].min_survival <= 1.0:       # else nothing can be worth it: do not even look
+            prefetch_sequence(request.tree, request.sequence)
+            active[num_active] = i
+            num_active += 1
+    for i in range(num_active):
+        request = chains[active[i]].request
+        prefetch_places(request.tree, request.tree.sequences[request.sequence].places,
+                        request.tree.sequences[request.sequence].num_pending)
+    for i in range(num_active):
+        request = chains[active[i]].request
+        chains[active[i]].path = 1.0
+        cursor_of_sequence(request.tree, request.sequence, &chains[active[i]].cursor)
+    return num_active
+
+
+cdef bint _draft_token(Chain* chain, const double* hits, const double* misses) noexcept nogil:
+    """Ask for the next token and draft it; False where the chain ends, for want of text, of worth or of room.
+
+    The last prediction asked for is mostly not drafted: a chain that is not cut by its text asks one more.
+    """
+    cdef Request* request = chain.request
+    cdef Prediction* asked = &request.asked[request.num_asked]
+    cdef double probability, rate
+    if chain.evidence.num_levels == 0:
+        return False
+    probability = _best(request.tree, &chain.cursor, &chain.evidence, asked)
+    request.num_asked += 1
+    rate = (hits[asked.cell] + PRIOR_STRENGTH * probability) / (hits[asked.cell] + misses[asked.cell] + PRIOR_STRENGTH)
+    if request.num_drafted == chain.max_draft_tokens or chain.path * rate < chain.min_survival:
+        return False
+    chain.path *= rate
+    chain.token_ids[request.num_drafted] = asked.token
+    chain.survival[request.num_drafted] = chain.path
+    request.num_drafted += 1
+    cursor_advance(request.tree, &chain.cursor, asked.token)
     return True
 
-
-cdef void _draft_chain(Request* request, const double* hits, const double* misses, int32_t max_draft_tokens,
-                       double min_survival, int32_t* token_ids, double* survival) noexcept nogil:
-    """Replace the request's pending draft. Asks for one prediction more than it drafts unless the text gives none."""
-    cdef Cursor cursor
-    cdef Prediction* asked
-    cdef double probability, rate
-    cdef double path = 1.0
-    request.num_drafted = 0
-    request.num_asked = 0
-    if min_survival > 1.0:      # nothing can be worth it: do not even look
-        return
-    cursor_of_sequence(request.tree, request.sequence, &cursor)
-    while True:
-        asked = &request.asked[request.num_asked]
-        if not _predict(request.tree, &cursor, asked, &probability):
-            return
-        request.num_asked += 1
-        rate = (hits[asked.cell] + PRIOR_STRENGTH * probability) / (hits[asked.cell] + misses[asked.cell] + PRIOR_STRENGTH)
-        if request.num_drafted == max_draft_tokens or path * rate < min_survival:
-            return
-        path *= rate
-        token_ids[request.num_drafted] = asked.token
-        survival[request.num_drafted] = path
-        request.num_drafted += 1
-        cursor_advance(request.tree, &cursor, asked.token)
-
+# ------------------------------------------------------------------------------------------------ feedback
 
 cdef void _score(Request* request, double* hits, double* misses, const int32_t* token_ids,
                  int64_t num_tokens) noexcept nogil:
@@ -265,6 +327,9 @@ cdef class LiveRequests:
     cdef list trees             # keeps each row's SuffixTree alive
     cdef list free_rows
     cdef TokenIdBuffer ids
+    cdef int64_t* feedback      # (drafted, accepted) of each decode step since `take_feedback`
+    cdef int64_t num_feedback
+    cdef int64_t feedback_capacity
     cdef double[:, ::1] hits
     cdef double[:, ::1] misses
 
@@ -282,8 +347,10 @@ cdef class LiveRequests:
         for row in range(self.num_rows):
             free(self.requests[row].response)
         free(self.requests)
+        free(self.feedback)
 
-    def add(self, SuffixTree tree not None, sequence):
+    def add(self, SuffixTree tree not None, sequence, *, int64_t num_prompt_tokens, int64_t max_total_tokens,
+            uint64_t prompt_key):
         """Take in a request whose open sequence in `tree` has that id, and return its row."""
         cdef Request* grown
         cdef Py_ssize_t row
@@ -299,6 +366,9 @@ cdef class LiveRequests:
             self.trees.append(None)
             self.num_rows += 1
         memset(&self.requests[row], 0, sizeof(Request))
+        self.requests[row].num_prompt = num_prompt_tokens
+        self.requests[row].max_total = max_total_tokens
+        self.requests[row].prompt_key = prompt_key
         self._place(row, tree, slot)
         return row
 
@@ -332,6 +402,34 @@ cdef class LiveRequests:
         """Return how many tokens the request has since its prompt."""
         return self.requests[row].num_response
 
+    def describe(self, const int64_t[::1] rows not None):
+        """Return the rows' (prompt tokens, response tokens, prompt keys) as int64, int64 and uint64 arrays."""
+        cdef Py_ssize_t i, n = rows.shape[0]
+        num_prompt = numpy.empty(n, dtype=numpy.int64)
+        num_response = numpy.empty(n, dtype=numpy.int64)
+        keys = numpy.empty(n, dtype=numpy.uint64)
+        cdef int64_t[::1] prompt_view = num_prompt
+        cdef int64_t[::1] response_view = num_response
+        cdef uint64_t[::1] key_view = keys
+        for i in range(n):
+            prompt_view[i] = self.requests[rows[i]].num_prompt
+            response_view[i] = self.requests[rows[i]].num_response
+            key_view[i] = self.requests[rows[i]].prompt_key
+        return num_prompt, num_response, keys
+
+    def take_feedback(self):
+        """Return (drafted, accepted) of the decode steps since the last call, as two int64 arrays, and forget them."""
+        cdef int64_t i
+        drafted = numpy.empty(self.num_feedback, dtype=numpy.int64)
+        accepted = numpy.empty(self.num_feedback, dtype=numpy.int64)
+        cdef int64_t[::1] drafted_view = drafted
+        cdef int64_t[::1] accepted_view = accepted
+        for i in range(self.num_feedback):
+            drafted_view[i] = self.feedback[2 * i]
+            accepted_view[i] = self.feedback[2 * i + 1]
+        self.num_feedback = 0
+        return drafted, accepted
+
     def counters(self, Py_ssize_t row):
         """Return the request's counters, in the order of metrics.AcceptanceCounters' fields."""
         return tuple([self.requests[row].counters[i] for i in range(NUM_COUNTERS)])
@@ -339,14 +437,14 @@ cdef class LiveRequests:
     def note(self, Py_ssize_t row, token_ids):
         """Environment tokens: part of the response, but no decode step; they drop the pending draft unscored."""
         cdef Request* request = &self.requests[row]
-        self.ids.load(token_ids, "token_ids")
-        self._remember(request)
-        request.num_drafted = 0
-        request.num_asked = 0
+        if self.ids.load(token_ids, "token_ids") > 0:
+            self._remember(request)
+            request.num_drafted = 0
+            request.num_asked = 0
         return self.ids.num_tokens
 
     def extend(self, Py_ssize_t row, token_ids, num_verified):
-        """Take one decode step's tokens; return (drafted, accepted, emitted) of the step.
+        """Take one decode step's tokens and return how many they are; none changes nothing.
 
         num_verified: how many tokens of the pending draft the engine really verified; None: all.
         """
@@ -355,28 +453,46 @@ cdef class LiveRequests:
         cdef int64_t accepted = 0
         cdef int64_t n = self.ids.load(token_ids, "token_ids")
         if num_verified is not None:
-            verified = num_verified
-            if not 0 <= verified <= request.num_drafted:
-                raise ValueError(f"num_verified_draft_tokens is {verified}; the pending draft has "
+            if not 0 <= num_verified <= request.num_drafted:
+                raise ValueError(f"num_verified_draft_tokens is {num_verified}; the pending draft has "
                                  f"{request.num_drafted} tokens")
+            verified = num_verified
         if n == 0:              # nothing was decoded, so nothing was verified: the draft stays pending
-            return 0, 0, 0
+            return 0
         reserve(request.tree, request.sequence, n)
+        self._make_room_for_feedback()
         self._remember(request)
         request.num_asked = min(request.num_asked, <int32_t>verified + 1)
-        with nogil:
-            while accepted < min(verified, n) and request.asked[accepted].token == self.ids.data[accepted]:
-                accepted += 1
-            _score(request, &self.hits[0, 0], &self.misses[0, 0], self.ids.data, n)
-            append(request.tree, request.sequence, self.ids.data, n)
-            request.num_drafted = 0
-            request.num_asked = 0
-            request.counters[DECODE_STEPS] += 1
-            request.counters[VERIFICATION_STEPS] += verified > 0
-            request.counters[DRAFTED] += verified
-            request.counters[ACCEPTED] += accepted
-            request.counters[EMITTED] += n
-        return verified, accepted, n
+        while accepted < min(verified, n) and request.asked[accepted].token == self.ids.data[accepted]:
+            accepted += 1
+        _score(request, &self.hits[0, 0], &self.misses[0, 0], self.ids.data, n)
+        append(request.tree, request.sequence, self.ids.data, n)
+        request.num_drafted = 0
+        request.num_asked = 0
+        request.counters[DECODE_STEPS] += 1
+        request.counters[VERIFICATION_STEPS] += verified > 0
+        request.counters[DRAFTED] += verified
+        request.counters[ACCEPTED] += accepted
+        request.counters[EMITTED] += n
+        self.feedback[2 * self.num_feedback] = verified
+        self.feedback[2 * self.num_feedback + 1] = accepted
+        self.num_feedback += 1
+        return n
+
+    cdef int _make_room_for_feedback(self) except -1:
+        cdef int64_t wanted
+        cdef int64_t* grown
+        if self.num_feedback == MAX_FEEDBACK:       # nobody takes it: keep the newer half
+            memcpy(self.feedback, self.feedback + MAX_FEEDBACK, MAX_FEEDBACK * sizeof(int64_t))
+            self.num_feedback = MAX_FEEDBACK // 2
+        elif self.num_feedback == self.feedback_capacity:
+            wanted = max(2 * self.feedback_capacity, <int64_t>256)
+            grown = <int64_t*>realloc(self.feedback, 2 * wanted * sizeof(int64_t))
+            if grown == NULL:
+                raise MemoryError()
+            self.feedback = grown
+            self.feedback_capacity = wanted
+        return 0
 
     cdef int _remember(self, Request* request) except -1:
         """Append `ids` to the response."""
@@ -400,18 +516,35 @@ cdef class LiveRequests:
         """Draft for each row under its cap (0..MAX_DRAFT_TOKENS) and price, and return the DraftBatch."""
         cdef Py_ssize_t i, n = rows.shape[0]
         cdef int64_t width = 0
+        if max_draft_tokens.shape[0] != n or min_survival.shape[0] != n:
+            raise ValueError(f"max_draft_tokens has {max_draft_tokens.shape[0]} entries and min_survival "
+                             f"{min_survival.shape[0]}; both must have one a request, {n}")
         for i in range(n):
             width = max(width, max_draft_tokens[i])
-        if width > MAX_DRAFT:
-            raise ValueError(f"max_draft_tokens is {width}; it must be at most {MAX_DRAFT}")
+            if not 0 <= max_draft_tokens[i] <= MAX_DRAFT:
+                raise ValueError(f"max_draft_tokens[{i}] is {max_draft_tokens[i]}; it must be 0 <= cap <= {MAX_DRAFT}")
         cdef DraftBatch batch = DraftBatch(n, width)
+        cdef Chain[GROUP_SIZE] chains
+        cdef int32_t in_group = 0
         with nogil:
             for i in range(n):
-                _draft_chain(&self.requests[rows[i]], &self.hits[0, 0], &self.misses[0, 0],
-                             <int32_t>max(max_draft_tokens[i], 0), min_survival[i],
-                             batch.token_ids + i * width, batch.survival + i * width)
+                chains[in_group].request = &self.requests[rows[i]]
+                chains[in_group].token_ids = batch.token_ids + i * width
+                chains[in_group].survival = batch.survival + i * width
+                chains[in_group].max_draft_tokens = self._cap(rows[i], max_draft_tokens[i])
+                chains[in_group].min_survival = min_survival[i]
+                in_group += 1
+                if in_group == GROUP_SIZE or i == n - 1:
+                    _draft_group(chains, in_group, &self.hits[0, 0], &self.misses[0, 0])
+                    in_group = 0
+            for i in range(n):
                 batch.num_tokens[i] = self.requests[rows[i]].num_drafted
         return batch
+
+    cdef int32_t _cap(self, int64_t row, int64_t max_draft_tokens) noexcept nogil:
+        """The budget's cap, lowered so that draft and bonus token fit into the request's total."""
+        cdef Request* request = &self.requests[row]
+        return <int32_t>max(0, min(max_draft_tokens, request.max_total - request.num_prompt - request.num_response - 1))
 
     def clip(self, const int64_t[::1] rows not None, DraftBatch batch not None, Py_ssize_t max_tokens):
         """Cut the batch to `max_tokens` draft tokens in all, the least likely first; ties: the later row first."""

@@ -59,7 +59,13 @@ class _Request:
         self.table = table
         self.sequence = tree.open(self.prompt)
         try:
-            self.row = table.add(tree.tree, self.sequence)
+            self.row = table.add(
+                tree.tree,
+                self.sequence,
+                num_prompt_tokens=len(self.prompt),
+                max_total_tokens=self.max_total_tokens,
+                prompt_key=self.key,
+            )
         except BaseException:
             tree.tree.close(self.sequence)
             raise
@@ -67,25 +73,27 @@ class _Request:
     def move_to(self, tree: PromptTree) -> None:
         """Continue in another tree of the same prompt, with everything generated so far."""
         response = self.table.response(self.row)
-        runs = self.runs or [[True, len(response)]]
-        self.pending_environment = 0 if runs[-1][0] else runs[-1][1]
         sequence = tree.open(self.prompt)
         position = 0
-        for generated, length in runs:
+        for generated, length in self.runs or [[True, len(response)]]:
             tokens = response[position : position + length]
             position += length
             if generated:
                 tree.tree.extend(sequence, tokens)
-            elif position < len(response):
+            else:
                 tree.tree.close(sequence)
                 sequence = tree.open_behind(tokens)
+        self.pending_environment = 0
         self._replace(tree, sequence)
 
     def note_environment(self, token_ids: TokenIds) -> None:
         """Environment tokens arrived: the context from now on, but nothing that follows a generated token."""
-        if not self.runs:
-            self.runs = [[True, self.table.num_response_tokens(self.row)]]
+        num_before = self.table.num_response_tokens(self.row)
         num_tokens = self.table.note(self.row, token_ids)
+        if num_tokens == 0:
+            return
+        if not self.runs:
+            self.runs = [[True, num_before]]
         if self.runs[-1][0]:
             self.runs.append([False, 0])
         self.runs[-1][1] += num_tokens
@@ -115,9 +123,6 @@ class _Request:
         self.table.remove(self.row)
         return response, mask
 
-    def num_total_tokens(self) -> int:
-        return len(self.prompt) + self.table.num_response_tokens(self.row)
-
     def _replace(self, tree: PromptTree, sequence: int) -> None:
         self.tree = tree
         self.sequence = sequence
@@ -141,7 +146,7 @@ class Drafter:
         self._table = LiveRequests(self.confidence.hits, self.confidence.misses)
         self._requests: dict[str, _Request] = {}
         self._finished = AcceptanceCounters()
-        self._feedback: list[tuple[int, int]] = []  # (drafted, accepted) of each decode step, for the policy
+        self._in_environment: dict[str, None] = {}  # in order: requests whose trailing environment tokens the tree has not seen
 
     def start(
         self,
@@ -185,7 +190,7 @@ class Drafter:
             step = record.step_of_new_request(training_step)
             request = _Request(prompt, key, record, step, NO_LIMIT if max_total_tokens is None else max_total_tokens)
             request.enter(self.history.tree_for(key, step), self._table)
-            record.open_requests.add(request)
+            record.open_requests[request] = None
             self._requests[request_id] = request
 
     def extend(
@@ -215,12 +220,13 @@ class Drafter:
             request = self._request(request_id)
             if not generated:
                 request.note_environment(token_ids)
+                self._in_environment[request_id] = None
                 return
-            request.enter_environment()
-            drafted, accepted, emitted = self._table.extend(request.row, token_ids, num_verified_draft_tokens)
-            request.count_generated(emitted)
-            if emitted:
-                self._feedback.append((drafted, accepted))
+            if self._in_environment:
+                self._enter_environment()
+            num_tokens = self._table.extend(request.row, token_ids, num_verified_draft_tokens)
+            if request.runs:
+                request.count_generated(num_tokens)
 
     def draft(
         self,
@@ -246,16 +252,15 @@ class Drafter:
 
         Complexity: O(drafted tokens), one native call without the GIL, whatever the history holds.
         """
+        if max_batch_draft_tokens is not None and max_batch_draft_tokens < 0:
+            raise ValueError(f"max_batch_draft_tokens is {max_batch_draft_tokens}; it must be at least 0")
         with self._lock:
-            requests = [self._request(request_id) for request_id in request_ids]
-            if len(set(request_ids)) != len(requests):
-                raise ValueError("request_ids names a request twice")
-            room = [request.max_total_tokens - request.num_total_tokens() - 1 for request in requests]
-            for request in requests:
-                request.enter_environment()
-            rows = np.array([request.row for request in requests], np.int64)
-            caps = np.minimum(np.asarray(max_draft_tokens, np.int64), np.maximum(np.array(room, np.int64), 0))
-            batch: DraftBatch = self._table.draft(rows, caps, np.asarray(min_survival, np.float64))
+            rows = self._rows(request_ids)
+            if self._in_environment:
+                self._enter_environment()
+            batch: DraftBatch = self._table.draft(
+                rows, np.asarray(max_draft_tokens, np.int64), np.asarray(min_survival, np.float64)
+            )
             if max_batch_draft_tokens is not None:
                 self._table.clip(rows, batch, max_batch_draft_tokens)
             return dict(zip(request_ids, drafts_of(batch), strict=True))
@@ -263,20 +268,18 @@ class Drafter:
     def running(self, request_ids: Sequence[str], *, num_running: int | None = None) -> RunningRequests:
         """Return what a budget policy needs to know of these requests. Raises KeyError for an unknown one."""
         with self._lock:
-            requests = [self._request(request_id) for request_id in request_ids]
+            num_prompt_tokens, num_response_tokens, prompt_keys = self._table.describe(self._rows(request_ids))
             return RunningRequests(
-                num_prompt_tokens=np.array([len(request.prompt) for request in requests], np.int64),
-                num_response_tokens=np.array([self._table.num_response_tokens(r.row) for r in requests], np.int64),
-                prompt_keys=np.array([request.key for request in requests], np.uint64),
-                num_running=max(len(requests), num_running or 0),
+                num_prompt_tokens=num_prompt_tokens,
+                num_response_tokens=num_response_tokens,
+                prompt_keys=prompt_keys,
+                num_running=max(len(num_prompt_tokens), num_running or 0),
             )
 
     def take_feedback(self) -> tuple[np.ndarray, np.ndarray]:
         """Return (drafted, accepted) of the decode steps since the last call, int64, in order of `extend`."""
         with self._lock:
-            pairs = np.array(self._feedback, np.int64).reshape(-1, 2)
-            self._feedback.clear()
-            return pairs[:, 0], pairs[:, 1]
+            return self._table.take_feedback()
 
     def finish(
         self, request_id: str, *, reward: float | None = None, training_step: int | None = None, keep: bool = True
@@ -304,7 +307,8 @@ class Drafter:
             counters = AcceptanceCounters(*self._table.counters(request.row))
             response, mask = request.leave()
             del self._requests[request_id]
-            request.record.open_requests.discard(request)
+            self._in_environment.pop(request_id, None)
+            request.record.open_requests.pop(request, None)
             request.record.has_finished = True
             self._finished += counters
             rollout = None
@@ -349,3 +353,17 @@ class Drafter:
         if request is None:
             raise KeyError(f"request {request_id!r} is not running")
         return request
+
+    def _rows(self, request_ids: Sequence[str]) -> np.ndarray:
+        try:
+            rows = [self._requests[request_id].row for request_id in request_ids]
+        except KeyError as error:
+            raise KeyError(f"request {error.args[0]!r} is not running") from None
+        if len(set(rows)) != len(rows):
+            raise ValueError("request_ids names a request twice")
+        return np.array(rows, np.int64)
+
+    def _enter_environment(self) -> None:
+        for request_id in self._in_environment:
+            self._requests[request_id].enter_environment()
+        self._in_environment.clear()

@@ -131,7 +131,7 @@ class RolloutHistory:
                 self._builds[key] = (record.version, self._builders.submit(PromptTree, record.window()))
 
     def maintain(self, *, max_us: float = 500.0) -> None:
-        """Install trees that are ready, for prompts without open requests, until the time is used up.
+        """Install trees that are ready, for prompts that have none and no open requests, until the time is used up.
 
         Complexity: at most one installation beyond `max_us`; an installation is O(1).
         """
@@ -141,9 +141,9 @@ class RolloutHistory:
                 if time.perf_counter() >= end_s:
                     break
                 record = self._prompts.get(key)
-                if record is None:
+                if record is None or self._builds[key][0] != record.version:
                     del self._builds[key]
-                elif not record.open_requests:
+                elif not record.open_requests and record.has_no_right_tree():
                     self._install(key, record)
             self._enforce_limit()
 
@@ -191,7 +191,9 @@ class RolloutHistory:
             record.forget_running()
         else:
             serial = self._add(rollout)
-            if serial is not None and record.tree is tree:
+            if serial is None:  # known already, or too late for the window
+                record.forget_running()
+            elif record.tree is tree:
                 tree.included.add(serial)
         self._measure(record)
         self._enforce_limit()

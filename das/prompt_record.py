@@ -59,7 +59,7 @@ class PromptRecord:
         self.version = 0
         self.current_step = 0
         self.has_finished = False  # a request of the current step has finished
-        self.open_requests: set[OpenRequest] = set()
+        self.open_requests: dict[OpenRequest, None] = {}  # in order of their start
         self.rollout_bytes = 0
         self.num_tokens = 0
         self._window_epochs = window_epochs
@@ -109,6 +109,10 @@ class PromptRecord:
         """Whether the next request would have to wait for a tree to be built."""
         return bool(self._epochs) and (self.tree is None or self._is_tainted or self.tree.running_step is not None)
 
+    def has_no_right_tree(self) -> bool:
+        """Whether any request that starts now would have the tree built."""
+        return self.tree is None or self._is_tainted
+
     def is_stale(self, training_step: int) -> bool:
         """Whether the tree holds rollouts that left the window, or counts an older step's requests as running."""
         running_step = self.tree.running_step if self.tree else None
@@ -127,9 +131,8 @@ class PromptRecord:
         self._is_tainted = False
 
     def forget_running(self) -> None:
-        """The tree holds tokens of a request that shall be forgotten."""
-        self._is_tainted = True
-        self.version += 1
+        """The tree holds tokens of a request that shall not count, or not twice: the next request has it built anew."""
+        self._is_tainted = self.tree is not None
 
     def measure_tree(self) -> int:
         """Return by how many bytes the tree has grown since the last call."""
@@ -150,17 +153,20 @@ class PromptRecord:
     def _update(self, step: int, serial: int, rollout: Rollout) -> Addition:
         known = self._epochs[step][serial]
         new_step = step if rollout.training_step is None else rollout.training_step
-        self._remove(step, serial)
-        self._insert(
-            new_step,
-            serial,
-            with_changes(
-                known,
-                training_step=new_step,
-                reward=known.reward if rollout.reward is None else rollout.reward,
-                request_id=known.request_id or rollout.request_id,
-            ),
+        updated = with_changes(
+            known,
+            training_step=new_step,
+            reward=known.reward if rollout.reward is None else rollout.reward,
+            request_id=known.request_id or rollout.request_id,
         )
+        if new_step == step:  # in place, so that ordinals go on counting in order of arrival
+            self._epochs[step][serial] = updated
+            if updated.request_id is not None:
+                self._by_request_id[updated.request_id] = (step, serial)
+            return Addition(is_update=True)
+        self._remove(step, serial)
+        self._insert(new_step, serial, updated)
+        self.current_step = max(self.current_step, new_step)
         return Addition(is_update=True, num_expired=self._expire())
 
     def _insert(self, step: int, serial: int, rollout: Rollout) -> None:

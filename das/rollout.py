@@ -87,8 +87,10 @@ class Rollout:
             put(self, "prompt_key", _hash_token_ids(prompt))
         else:
             check_int(self.prompt_key, "prompt_key", below=1 << 64)
+            put(self, "prompt_key", int(self.prompt_key))
         if self.training_step is not None:
             check_int(self.training_step, "training_step", below=1 << 63)
+            put(self, "training_step", int(self.training_step))
         check_int(self.ordinal, "ordinal", below=1 << 31)
         if self.reward is not None:
             put(self, "reward", _finite(self.reward, "reward"))
@@ -123,18 +125,27 @@ def check_int(value: Any, name: str, *, below: int) -> None:
 def _finite(value: Any, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise TypeError(f"{name} must be a number or None, not {type(value).__name__}")
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # an int beyond what a float holds
+        number = float("inf")
     if not np.isfinite(number):
         raise ValueError(f"{name} is {number}; it must be finite")
     return number
 
 
 def _mask(mask: Any, length: int) -> npt.NDArray[np.bool_]:
-    array = np.array(mask)
-    if array.dtype != np.bool_ and not (array.dtype.kind in "iu" and np.isin(array, (0, 1)).all()):
+    try:
+        array = np.array(mask)
+    except ValueError:  # rows of different lengths
+        raise ValueError(f"response_mask is not one-dimensional; it must hold {length} booleans") from None
+    if array.dtype != np.bool_ and array.dtype.kind not in "iu":
         raise TypeError(f"response_mask must hold booleans (or 0 and 1), not {array.dtype}")
     if array.shape != (length,):
         raise ValueError(f"response_mask has shape {array.shape}; it must be ({length},), one entry a response token")
+    others = np.flatnonzero((array != 0) & (array != 1))
+    if len(others):
+        raise ValueError(f"response_mask[{others[0]}] is {array[others[0]]}; it must be a boolean, or 0 or 1")
     array = array.astype(np.bool_)
     array.flags.writeable = False
     return array

@@ -46,6 +46,8 @@ def plan_step(
     """
     if max_batch_draft_tokens is not None and max_batch_draft_tokens < 0:
         raise ValueError(f"max_batch_draft_tokens is {max_batch_draft_tokens}; it must be at least 0")
+    if max_draft_tokens and min(max_draft_tokens.values()) < 0:
+        raise ValueError(f"max_draft_tokens holds {min(max_draft_tokens.values())}; a limit is at least 0")
     running = drafter.running(request_ids, num_running=num_running)
     drafted, accepted = drafter.take_feedback()
     if len(drafted) or step_ms is not None:
@@ -65,7 +67,5 @@ def _within_limits(
     """Lower the policy's caps to the engine's limits; a request the engine does not name keeps its cap."""
     if not limits:
         return caps
-    if min(limits.values()) < 0:
-        raise ValueError(f"max_draft_tokens holds {min(limits.values())}; a limit is at least 0")
     by_request = [limits.get(request_id, int(cap)) for request_id, cap in zip(request_ids, caps, strict=True)]
     return np.minimum(caps, np.array(by_request, np.int64))

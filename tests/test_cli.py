@@ -4,7 +4,6 @@ import array
 import fcntl
 import json
 import os
-import pty
 import re
 import signal
 import subprocess
@@ -16,15 +15,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from command_runs import REPOSITORY, run_with_stderr_on_terminal, start
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from das.analysis.inspect import LogStatistics, Spread
 from das.analysis.logs import LogRecord
 from das.cli import main
 from das.rollout import Rollout
-
-COMMAND = [sys.executable, "-c", "import sys; from das.cli import main; sys.exit(main())"]
-REPOSITORY = Path(__file__).parent.parent
 
 
 def row(prompt: int, length: int, **changes: object) -> dict[str, object]:
@@ -50,17 +47,6 @@ def write(path: Path, *rows: object) -> Path:
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
     return write(tmp_path / "log.jsonl", *ROWS)
-
-
-def start(*args: object, **options: object) -> subprocess.Popen[str]:
-    """Start the command in a process of its own, as a shell in the foreground would."""
-    environment = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "COLUMNS")}
-    environment |= {"PYTHONPATH": str(REPOSITORY)}
-    return subprocess.Popen(
-        [*COMMAND, *map(str, args)],
-        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment} | options,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
 
 
 # The figures.
@@ -189,18 +175,7 @@ def test_skip_bad_counts_and_names_the_first_few(tmp_path: Path, capsys: pytest.
 
 
 def test_progress_bar_only_on_a_terminal(log: Path) -> None:
-    terminal, stderr = pty.openpty()
-    process = start("inspect", log, stderr=stderr)
-    os.close(stderr)
-    shown = b""
-    try:
-        while chunk := os.read(terminal, 4096):
-            shown += chunk
-    except OSError:  # how Linux ends a terminal without writers
-        pass
-    os.close(terminal)
-    output, _ = process.communicate(timeout=20)
-    assert process.returncode == 0
+    output, shown = run_with_stderr_on_terminal("inspect", log)
     assert b"reading" in shown
     assert "reading" not in output
 
@@ -247,10 +222,11 @@ def pipe_is_empty(reader: int) -> bool:
     return waiting[0] == 0
 
 
-def test_ctrl_c_before_the_first_row(tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["inspect", "replay"])
+def test_ctrl_c_before_the_first_row(tmp_path: Path, command: str) -> None:
     fifo = tmp_path / "silent"
     os.mkfifo(fifo)
-    process = start("inspect", fifo)
+    process = start(command, fifo)
     with open(fifo, "w"):  # returns once the process has opened its end
         process.send_signal(signal.SIGINT)
         output, errors = process.communicate(timeout=10)

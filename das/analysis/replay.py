@@ -7,6 +7,7 @@ log was sampled with the settings that the engine verifies with (Leviathan et al
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -22,6 +23,7 @@ from das.rollout import Rollout
 from das.step import plan_step
 
 Order = Literal["step", "lockstep"]
+_NUMBERS = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class ReplayResult:
         batches: in order of generation.
         history: what the history held at the end, and did.
         plan_us, extend_us: mean time of drafting, and of taking in the emitted tokens, per request and decode step.
+        is_complete: whether the whole log was replayed.
     """
 
     settings: dict[str, Any]
@@ -73,16 +76,12 @@ class ReplayResult:
     history: HistoryStatistics
     plan_us: float
     extend_us: float
+    is_complete: bool
 
     @property
     def counters(self) -> AcceptanceCounters:
         """Sums over all requests."""
         return sum((counters for batch in self.batches for counters in batch.requests), AcceptanceCounters())
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the whole log was replayed."""
-        return all(batch.is_complete for batch in self.batches)
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain values, for JSON."""
@@ -188,15 +187,16 @@ class Replay:
         self._clock = _Clock()
         self._done: list[BatchResult] = []
         self._current: _BatchRun | None = None
+        self._names = f"replay{next(_NUMBERS)}"  # request ids must not repeat where replays share a drafter
         self._num_started = 0
 
     def run(self, *, progress: Callable[[int, int], None] | None = None) -> None:
         """Replay to the end. After an exception, KeyboardInterrupt included, `result` still tells what was counted."""
-        total = sum(len(rollout.response_token_ids) for batch in self._batches for rollout in batch.rollouts)
+        total = sum(_num_generated(rollout) for batch in self._batches for rollout in batch.rollouts)
         done = 0
         for batch in self._batches:
             self.drafter.history.prepare({rollout.key for rollout in batch.rollouts})
-            self._current = _BatchRun(batch, self.drafter, self.policy, self._clock, self._num_started)
+            self._current = _BatchRun(batch, self.drafter, self.policy, self._clock, f"{self._names}-{self._num_started}")
             self._num_started += len(batch.rollouts)
             while self._current.active:
                 done += self._current.step(in_lockstep=self._in_lockstep)
@@ -216,6 +216,7 @@ class Replay:
             history=self.drafter.history.statistics(),
             plan_us=self._clock.mean_us("plan"),
             extend_us=self._clock.mean_us("extend"),
+            is_complete=len(self._done) == len(self._batches),
         )
 
 
@@ -236,6 +237,11 @@ def _batches(log: Iterable[Rollout], group_size: int) -> Iterator[_Batch]:
         for group, first in enumerate(range(0, max(map(len, by_prompt)), group_size)):
             rollouts = [rollout for samples in by_prompt for rollout in samples[first : first + group_size]]
             yield _Batch(training_step, group, rollouts)
+
+
+def _num_generated(rollout: Rollout) -> int:
+    mask = rollout.response_mask
+    return len(rollout.response_token_ids) if mask is None else int(mask.sum())
 
 
 @dataclass(slots=True)
@@ -294,7 +300,7 @@ class _BatchRun:
     """One batch while it runs."""
 
     def __init__(
-        self, batch: _Batch, drafter: Drafter, policy: BudgetPolicy, clock: _Clock, first_number: int
+        self, batch: _Batch, drafter: Drafter, policy: BudgetPolicy, clock: _Clock, name: str
     ) -> None:
         self._batch = batch
         self._drafter = drafter
@@ -303,7 +309,7 @@ class _BatchRun:
         self._finished: list[AcceptanceCounters] = []
         self._num_steps = 0
         self._longest = 0
-        logged = [_Logged(f"replay-{first_number + i}", rollout) for i, rollout in enumerate(batch.rollouts)]
+        logged = [_Logged(f"{name}-{i}", rollout) for i, rollout in enumerate(batch.rollouts)]
         for request in logged:
             drafter.start(
                 request.request_id,

@@ -1,0 +1,56 @@
+# demo: replay the example log.   test: run the tests (ARGS='-k history').   lint: everything static.
+# bench: das beside its peers.    clean: remove what was built; virtual environments stay.
+
+PYTHON ?= python3
+PEERS = .venvs/bench
+EXAMPLE = examples/amc23_rollouts.jsonl.gz
+STUBBED = $(subst /,.,$(basename $(wildcard das/*.pyi)))
+NATIVE = pyproject.toml $(wildcard das/*.pyx das/*.pxd)
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.PHONY: demo test lint bench clean
+
+demo: .venv/.das-analysis
+	.venv/bin/das inspect $(EXAMPLE)
+	.venv/bin/das replay $(EXAMPLE)
+	.venv/bin/das replay $(EXAMPLE) --policy price
+
+test: .venv/.das-test
+	.venv/bin/python -m pytest -q $(ARGS)
+
+lint: .venv/.das-dev
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/python -m mypy.stubtest $(STUBBED) --allowlist tests/stubtest_allowlist.txt
+
+bench: $(PEERS)/.das
+	PATH="$(CURDIR)/$(PEERS)/bin:$$PATH" sh bench/run.sh $(ARGS)
+
+clean:
+	rm -rf build dist *.egg-info das/*.c das/*.so .venv/.das* $(PEERS)/.das
+	rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find das tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/bin/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "das needs Python 3.11 or newer; $(PYTHON) is: $$($(PYTHON) --version 2>&1)" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+
+# Editable, so that the tests see the sources; compiles the native modules into das/ (about a minute).
+.venv/.das: $(NATIVE) | .venv/bin/pip
+	.venv/bin/pip install --quiet --editable .
+	@touch $@
+
+# das is installed by now, so this adds the packages of an extra and compiles nothing.
+.venv/.das-%: .venv/.das
+	.venv/bin/pip install --quiet 'das-drafter[$*]'
+	@touch $@
+
+$(PEERS)/.peers: bench/peers/install.sh bench/peers/requirements.txt bench/peers/sglang_ngram.cc
+	sh bench/peers/install.sh $(PEERS)
+	@touch $@
+
+$(PEERS)/.das: $(PEERS)/.peers $(NATIVE)
+	$(PEERS)/bin/python -m pip install --quiet --editable .
+	@touch $@

@@ -1,0 +1,3 @@
+from das._tree_arrays cimport Tree
+
+cdef int check_tree(Tree* tree) except -1

@@ -1,0 +1,20 @@
+"""The commands of `das`: results go to stdout; errors, warnings and Ctrl-C end in `das.cli`, as exceptions."""
+
+from __future__ import annotations
+
+import click
+
+from das.commands.inspect import inspect
+from das.commands.replay import replay
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
+@click.pass_context
+def das(context: click.Context) -> None:
+    """Speculative decoding for RL rollouts, offline: what a rollout log holds and what drafting would bring on it."""
+    if context.invoked_subcommand is None:
+        raise click.UsageError("A command is missing.")
+
+
+das.add_command(inspect)
+das.add_command(replay)

@@ -1,0 +1,84 @@
+"""`das inspect`: what is in a log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+from rich.table import Table
+
+from das.analysis.inspect import LogStatistics, LogSummary, StepSummary
+from das.commands.log_input import BadRows, log_options, print_json, reading
+from das.commands.terminal import new_table, print_table
+
+
+@click.command()
+@log_options
+def inspect(logs: Sequence[Path], tokenizer: Path | None, skip_bad: bool, as_json: bool) -> None:
+    """Say what is in a log: rollouts, prompts, lengths, rewards, by training step.
+
+    LOG is a .jsonl, .jsonl.gz or .parquet file, or a directory of such files (verl's rollout dumps); several are read
+    as one. Ctrl-C prints what was read so far.
+
+    \b
+    Keys of --json:
+      logs, partial (true after Ctrl-C), num_bad_rows
+      epochs_per_prompt   {mean, min, max}
+      total               one summary of everything
+      training_steps      one summary for each training step
+    Keys of a summary:
+      training_step (null: not known, or total), num_rollouts, num_prompts
+      samples_per_prompt  {mean, min, max}, within a training step
+      response_tokens     {sum, mean, p50, p90, p99, max}
+      token_share         of the log's response tokens, 0..1
+      reward_mean, truncated_share (null: the log does not say)
+    """
+    statistics, bad_rows, partial = LogStatistics(), BadRows(), False
+    try:
+        with reading(logs, tokenizer=tokenizer, skip_bad=skip_bad, bad_rows=bad_rows) as records:
+            for record in records:
+                statistics.add(record)
+    except KeyboardInterrupt:
+        partial = True
+    bad_rows.warn()
+    summary = statistics.summary()
+    if summary is not None and as_json:
+        print_json(asdict(summary), logs=logs, partial=partial, bad_rows=bad_rows)
+    elif summary is not None:
+        print_table(_table(summary, partial=partial))
+    if partial:
+        raise click.Abort
+
+
+def _table(summary: LogSummary, *, partial: bool) -> Table:
+    epochs = summary.epochs_per_prompt
+    table = new_table(
+        partial=partial,
+        show_footer=len(summary.training_steps) > 1,
+        caption=f"{summary.total.response_tokens.sum:,} response tokens; a prompt comes in {epochs.mean:.4g} epochs "
+        f"({epochs.min} to {epochs.max})",
+    )
+    total = _cells(summary.total, "all")
+    headings = ("step", "rollouts", "prompts", "samples", "mean", "p50", "p90", "p99", "max", "tokens", "reward", "cut")
+    for heading, footer in zip(headings, total, strict=True):
+        table.add_column(heading, footer=footer, justify="right")
+    for step in summary.training_steps:
+        table.add_row(*_cells(step, "-" if step.training_step is None else str(step.training_step)))
+    return table
+
+
+def _cells(step: StepSummary, name: str) -> tuple[str, ...]:
+    samples, tokens = step.samples_per_prompt, step.response_tokens
+    return (
+        name,
+        f"{step.num_rollouts:,}",
+        f"{step.num_prompts:,}",
+        f"{samples.min}" if samples.min == samples.max else f"{samples.min}-{samples.max}",
+        f"{tokens.mean:.0f}",
+        *(str(length) for length in (tokens.p50, tokens.p90, tokens.p99, tokens.max)),
+        f"{step.token_share:.1%}",
+        "-" if step.reward_mean is None else f"{step.reward_mean:.3f}",
+        "-" if step.truncated_share is None else f"{step.truncated_share:.1%}",
+    )

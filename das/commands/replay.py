@@ -1,0 +1,249 @@
+"""`das replay`: what drafting would have brought on logged rollouts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.progress import MofNCompleteColumn, TextColumn
+from rich.table import Table
+
+from das.analysis.replay import BatchResult, Replay, ReplayResult
+from das.budget import BudgetPolicy, FixedBudget, NoDraft, PriceBudget, UnlimitedBudget
+from das.commands.log_input import BadRows, log_options, print_json, reading
+from das.commands.terminal import new_table, print_table, progress_bar
+from das.drafter import Drafter
+from das.history import RolloutHistory
+from das.metrics import summarise
+
+# By name: what makes the policy, and the options that it takes.
+_POLICIES: dict[str, tuple[Callable[..., BudgetPolicy], tuple[str, ...]]] = {
+    "fixed": (FixedBudget, ("max_draft_tokens",)),
+    "price": (PriceBudget, ("max_draft_tokens", "min_survival")),
+    "unlimited": (UnlimitedBudget, ("max_draft_tokens",)),
+    "none": (NoDraft, ()),
+}
+_METRICS = ("tokens_per_decode_step", "drafted_per_decode_step", "draft_acceptance_rate", "mean_acceptance_length")
+_MAX_BATCH_ROWS = 40  # a longer log gets one row a training step
+_NOTHING_SAVED = 0.01  # a smaller share of the target forwards is called nothing
+
+
+@click.command()
+@log_options
+@click.option("--policy", "policy_name", type=click.Choice(list(_POLICIES)), default="fixed", show_default=True)
+@click.option(
+    "--max-draft-tokens", metavar="N", type=int, help="Longest draft, 0 to 64.  [default: fixed 8, price, unlimited 16]"
+)
+@click.option(
+    "--min-survival",
+    metavar="P",
+    type=float,
+    help="With --policy price: draft while all drafted tokens together are accepted with at least this probability.  "
+    "[default: 0.15]",
+)
+@click.option(
+    "--group-size",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=8,
+    show_default=True,
+    help="Samples of a prompt that run at once.",
+)
+@click.option(
+    "--order",
+    type=click.Choice(["step", "lockstep"]),
+    default="step",
+    show_default=True,
+    help="step: all running requests draft, then all extend, as engines work. lockstep: one request after the other.",
+)
+@click.option(
+    "--window-epochs",
+    metavar="N",
+    type=int,
+    default=4,
+    show_default=True,
+    help="Training steps of a prompt that the history keeps.",
+)
+@click.option(
+    "--max-bytes", metavar="N", type=int, default=8 << 30, show_default=True, help="Limit of the history's memory."
+)
+def replay(
+    logs: Sequence[Path],
+    tokenizer: Path | None,
+    skip_bad: bool,
+    as_json: bool,
+    policy_name: str,
+    max_draft_tokens: int | None,
+    min_survival: float | None,
+    group_size: int,
+    order: Any,
+    window_epochs: int,
+    max_bytes: int,
+) -> None:
+    """Replay a log as an engine would run it, and count the draft tokens that the target model would have accepted.
+
+    LOG is a .jsonl, .jsonl.gz or .parquet file, or a directory of such files (verl's rollout dumps); several are read
+    as one. Training steps follow one another; within one, all prompts run together, --group-size samples of each at a
+    time: a generation batch, and a row of the table (one row a training step where there are more than 40 batches).
+    The counts are an unbiased estimate if the log was sampled with the settings that the engine verifies with.
+    Ctrl-C prints what was counted so far.
+
+    \b
+    Keys of --json:
+      logs, partial (true after Ctrl-C), num_bad_rows
+      settings            {policy, group_size, order, window_epochs, max_bytes, num_rollouts}
+      is_complete         the whole log was replayed
+      total               figures of everything
+      batches             figures of each batch, with training_step (null: not known), group (from 0), is_complete
+      history             {num_prompts, num_rollouts, num_tokens, num_trees, rollout_bytes, tree_bytes, num_added,
+                          num_updated, num_late, num_expired, num_evicted_trees, num_evicted_rollouts,
+                          num_builds_ahead, num_builds_on_start}, at the end
+      plan_us, extend_us  the drafter's time for drafting, and for emitted tokens, per request and decode step
+    Figures:
+      num_requests (that ended), num_decode_steps, num_verification_steps (decode steps with a draft),
+      num_drafted_tokens, num_accepted_tokens, num_emitted_tokens
+      num_batch_steps           target forwards until the last request of a batch ended; total: their sum
+      longest_response_tokens   the same without drafts
+      draft_acceptance_rate     accepted / drafted tokens
+      mean_acceptance_length    1 + accepted tokens / verification steps
+      tokens_per_decode_step    emitted tokens / decode steps
+      drafted_per_decode_step   drafted tokens / decode steps
+      request_mean_draft_acceptance_rate, request_mean_mean_acceptance_length,
+      request_mean_tokens_per_decode_step, request_mean_drafted_per_decode_step   mean over requests of the same
+    """
+    policy = _policy(policy_name, max_draft_tokens=max_draft_tokens, min_survival=min_survival)
+    try:
+        history = RolloutHistory(window_epochs=window_epochs, max_bytes=max_bytes)
+    except ValueError as error:
+        raise click.UsageError(f"{error}.") from None
+    bad_rows, run = BadRows(), None
+    try:
+        with reading(logs, tokenizer=tokenizer, skip_bad=skip_bad, bad_rows=bad_rows) as records:
+            rollouts = (record.rollout for record in records)
+            run = Replay(rollouts, policy=policy, group_size=group_size, order=order, drafter=Drafter(history))
+        bad_rows.warn()
+        with progress_bar("replaying", MofNCompleteColumn(), TextColumn("tokens")) as progress:
+            run.run(progress=progress)
+    except KeyboardInterrupt:
+        if run is None:
+            raise click.Abort from None
+    result = run.result()
+    partial = not result.is_complete
+    if as_json:
+        print_json(result.as_dict(), logs=logs, partial=partial, bad_rows=bad_rows)
+    else:
+        print_table(_table(result, partial=partial), *_notes(result))
+    if partial:
+        raise click.Abort
+
+
+def _policy(name: str, **options: float | None) -> BudgetPolicy:
+    make, accepted = _POLICIES[name]
+    given = {option: value for option, value in options.items() if value is not None}
+    for option in given:
+        if option not in accepted:
+            fitting = ", ".join(policy for policy, (_, names) in _POLICIES.items() if option in names)
+            raise click.UsageError(f"--{option.replace('_', '-')} goes with --policy {fitting}, not with {name}.")
+    try:
+        return make(**given)
+    except ValueError as error:
+        raise click.UsageError(f"{error}.") from None
+
+
+def _table(result: ReplayResult, *, partial: bool) -> Table:
+    rows = _rows(result.batches)
+    table = new_table(partial=partial, show_footer=len(rows) > 1)
+    headings = (
+        "step\n#group" if any("#" in name for name, _ in rows) else "step",
+        "rollouts",
+        "tokens",
+        "tokens\nper\ndecode\nstep",
+        "drafted\nper\ndecode\nstep",
+        "draft\naccept.\nrate",
+        "mean\naccept.\nlength",
+        "decode\nsteps\nsaved",
+        "batch\nsteps",
+        "without\ndrafts",
+    )
+    for heading, footer in zip(headings, _cells("all", result.batches), strict=True):
+        table.add_column(heading, footer=footer, justify="right", vertical="bottom")
+    for name, batches in rows:
+        table.add_row(*_cells(name, batches))
+    return table
+
+
+def _rows(batches: Sequence[BatchResult]) -> list[tuple[str, list[BatchResult]]]:
+    """Return the rows of the table: name, and the batches that it sums up."""
+    steps: dict[int | None, list[BatchResult]] = {}
+    for batch in batches:
+        steps.setdefault(batch.training_step, []).append(batch)
+    names = {step: "-" if step is None else str(step) for step in steps}
+    if len(batches) > _MAX_BATCH_ROWS or len(batches) == len(steps):
+        return [(names[step], of_step) for step, of_step in steps.items()]
+    return [(f"{names[batch.training_step]} #{batch.group}", [batch]) for batch in batches]
+
+
+def _figures(batches: Sequence[BatchResult]) -> dict[str, float | int]:
+    return summarise(counters for batch in batches for counters in batch.requests)
+
+
+def _cells(name: str, batches: Sequence[BatchResult]) -> tuple[str, ...]:
+    figures, ended = _figures(batches), [batch for batch in batches if batch.is_complete]
+    return (
+        name,
+        f"{sum(len(batch.requests) for batch in batches):,}",
+        f"{figures['num_emitted_tokens']:,}",
+        *(_metric(figures, name) for name in _METRICS),
+        f"{_saved(figures):.1%}" if figures["num_decode_steps"] else "-",
+        f"{sum(batch.num_batch_steps for batch in ended):,}" if ended else "-",
+        f"{sum(batch.longest_response_tokens for batch in ended):,}" if ended else "-",
+    )
+
+
+def _metric(figures: dict[str, float | int], name: str, *, prefix: str = "") -> str:
+    """Return a metric as text; "-" where no step could tell."""
+    needed = "num_verification_steps" if "acceptance" in name else "num_decode_steps"
+    return f"{figures[prefix + name]:{'.1%' if name.endswith('rate') else '.2f'}}" if figures[needed] else "-"
+
+
+def _saved(figures: dict[str, float | int]) -> float:
+    """Share of the target forwards, one a token without drafts, that drafting spares."""
+    return 1 - figures["num_decode_steps"] / figures["num_emitted_tokens"]
+
+
+def _notes(result: ReplayResult) -> tuple[str, ...]:
+    """Return what stands under the table."""
+    figures, history = _figures(result.batches), result.history
+    settings = ", ".join(
+        f"{name} {value:,}" if isinstance(value, int) else f"{name} {value}" for name, value in result.settings.items()
+    )
+    means = ", ".join(f"{name.replace('_', ' ')} {_metric(figures, name, prefix='request_mean_')}" for name in _METRICS)
+    return (
+        "Batch steps: target forwards until a batch's last request ended; without drafts, as many as its longest "
+        "response has tokens. The table's rates are token-weighted: sums over requests, then the ratio.",
+        f"Means over requests: {means}.",
+        f"Settings: {settings}.",
+        f"Drafter: {result.plan_us:.1f} us to draft and {result.extend_us:.1f} us to take in the emitted tokens, per "
+        "request and decode step, on this machine.",
+        f"History at the end: {history.num_rollouts:,} rollouts of {history.num_prompts:,} prompts, "
+        f"{history.num_tokens:,} tokens; {history.rollout_bytes / 1e6:,.1f} MB, and {history.tree_bytes / 1e6:,.1f} MB "
+        "of trees.",
+        _verdict(figures, partial=not result.is_complete),
+    )
+
+
+def _verdict(figures: dict[str, float | int], *, partial: bool) -> str:
+    if not figures["num_decode_steps"]:
+        return "No request ended, so nothing can be said."
+    if not figures["num_drafted_tokens"]:
+        return "Nothing was drafted, so nothing is saved: every token takes a target forward of its own."
+    saved, subject = _saved(figures), "So far, drafting" if partial else "Drafting"
+    verifies = f"verifies {figures['drafted_per_decode_step']:.1f} extra tokens per step"
+    if saved < _NOTHING_SAVED:
+        return f"{subject} saves nothing here (under 1% of the target forwards), and {verifies}."
+    return (
+        f"{subject} saves {saved:.0%} of the target forwards and {verifies}. Whether that saves time depends on what a "
+        "forward and a verified token cost in the engine: a replay counts, and has no latency model yet."
+    )

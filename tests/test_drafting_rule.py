@@ -1,0 +1,205 @@
+"""The batch kernel against the drafting rule written down naively, over counts found by brute force."""
+
+import math
+
+import numpy as np
+import pytest
+import strategies
+from hypothesis import given
+from hypothesis import strategies as st
+from oracle import HISTORY, NaiveSuffixTree, add_up
+from rollout_samples import draft, filled, rollout, tree_of
+
+from das import Drafter, prompt_key
+
+ORDERS = (1, 2, 3, 4, 6, 8, 12, 16)
+KAPPA, FIRST_ESTIMATE, PRIOR_STRENGTH, NUM_BINS = 2.0, 1e-5, 4.0, 24
+KEY = 5
+
+prices = st.sampled_from([0.0, 0.02, 0.15, 0.5, 0.9, 1.0])
+caps = st.integers(0, 8)
+
+
+class BruteForce:
+    """What NaiveSuffixTree answers, tabulated once: texts must be closed and indexed one after another."""
+
+    def __init__(self, oracle):
+        self.followers = {}
+        for context, token, text, _ in oracle.transitions():
+            self.followers.setdefault(context, []).append((token, text.kind))
+
+    def child_counts(self, context, token):
+        kinds = [kind for other, kind in self.followers.get(tuple(context), ()) if other == token]
+        return kinds.count(1 - HISTORY), kinds.count(HISTORY)
+
+    def counts(self, context):
+        tokens = {token for token, _ in self.followers.get(tuple(context), ())}
+        return add_up(self.child_counts(context, token) for token in tokens)
+
+    def top_child(self, context):
+        tokens = [token for token, _ in self.followers.get(tuple(context), ())]
+        return max(reversed(tokens), key=tokens.count, default=None)
+
+
+class NaiveRule:
+    """The calibrated blend: one object's cells learn from all requests."""
+
+    def __init__(self):
+        self.hits = np.zeros((3, NUM_BINS))
+        self.misses = np.zeros((3, NUM_BINS))
+        self.asked = {}  # request -> [(token, cell)]
+        self.num_drafted = {}
+
+    def predict(self, tree, context):
+        """(token, blended probability, cell) of the next token, or None where no context continues."""
+        contexts = []
+        for order in ORDERS:
+            if order > len(context) or sum(tree.counts(context[-order:])) == 0:
+                break
+            contexts.append(context[-order:])
+        probability = {}
+        for candidate in dict.fromkeys(tree.top_child(known) for known in contexts):
+            estimate = FIRST_ESTIMATE
+            for known in contexts:
+                count = sum(tree.child_counts(known, candidate))
+                estimate = (count + KAPPA * estimate) / (sum(tree.counts(known)) + KAPPA)
+            probability[candidate] = estimate
+        if not probability:
+            return None
+        token = max(probability, key=probability.get)
+        running, history = tree.child_counts(context[-1:], token)
+        source = 0 if history == 0 else 2 if running else 1
+        clipped = min(max(probability[token], 1e-4), 1 - 1e-4)
+        bin_ = int((math.log(clipped / (1 - clipped)) + 4) * NUM_BINS / 8)
+        return token, probability[token], (source, min(max(bin_, 0), NUM_BINS - 1))
+
+    def draft(self, request, tree, context, max_draft_tokens, min_survival):
+        context, token_ids, survival, path = list(context), [], [], 1.0
+        asked = self.asked[request] = []
+        while (prediction := self.predict(tree, context)) is not None:
+            token, probability, cell = prediction
+            asked.append((token, cell))
+            hits, misses = self.hits[cell], self.misses[cell]
+            rate = (hits + PRIOR_STRENGTH * probability) / (hits + misses + PRIOR_STRENGTH)
+            if len(token_ids) == max_draft_tokens or path * rate < min_survival:
+                break
+            path *= rate
+            token_ids.append(token)
+            survival.append(path)
+            context.append(token)
+        self.num_drafted[request] = len(token_ids)
+        return token_ids, survival
+
+    def extend(self, request, token_ids, num_verified=None):
+        asked = self.asked.pop(request, [])
+        if num_verified is not None:
+            asked = asked[: num_verified + 1]
+        for (predicted, cell), token in zip(asked, token_ids, strict=False):
+            (self.hits if predicted == token else self.misses)[cell] += 1
+            if predicted != token:
+                break
+
+
+def assert_agrees(drafter, rule, request, tree, context, cap, price):
+    """Draft on both sides and return the tokens."""
+    answer = draft(drafter, request, cap, price)
+    token_ids, survival = rule.draft(request, tree, context, cap, price)
+    assert answer.draft_token_ids == token_ids
+    assert answer.survival == pytest.approx(survival, abs=1e-9)
+    assert answer.survival == sorted(answer.survival, reverse=True)
+    assert all(max(price, 1e-300) <= one <= 1.0 for one in answer.survival)
+    return token_ids
+
+
+def assert_learned_alike(drafter, rule):
+    assert np.array_equal(drafter.confidence.hits, rule.hits)
+    assert np.array_equal(drafter.confidence.misses, rule.misses)
+
+
+@st.composite
+def emissions(draw, drafted, alphabet):
+    """What an engine emits for a draft: some of it, then others; and how much of the draft it verified."""
+    num_verified = draw(st.one_of(st.none(), st.integers(0, len(drafted))))
+    most = len(drafted) if num_verified is None else num_verified
+    accepted = drafted[: draw(st.integers(0, most))]
+    return accepted + draw(strategies.words(alphabet, max_size=8)), num_verified
+
+
+@given(st.data())
+def test_the_kernel_follows_the_rule_over_brute_force_counts(data):
+    """One request at a time, drafting at its start: everything the tree holds is closed, so its counts are exact."""
+    alphabet = data.draw(strategies.alphabets)
+    prompts = data.draw(st.lists(strategies.words(alphabet), min_size=1, max_size=3))
+    prompt_indices = st.integers(0, len(prompts) - 1)
+    rule, oracle, handles, texts = NaiveRule(), NaiveSuffixTree(), {}, list(prompts)
+
+    def handle(prompt):
+        if tuple(prompt) not in handles:
+            handles[tuple(prompt)] = oracle.add_prompt(prompt)
+        return handles[tuple(prompt)]
+
+    rollouts = []
+    for ordinal in range(data.draw(st.integers(0, 4))):
+        prompt = prompts[data.draw(prompt_indices)]
+        texts.append(data.draw(strategies.words_after(alphabet, texts)))
+        rollouts.append(rollout(texts[-1], 0, prompt=prompt, prompt_key=KEY, ordinal=ordinal, request_id=f"h{ordinal}"))
+        oracle.add(texts[-1], prompt=handle(prompt))
+    drafter = Drafter(filled(*rollouts))
+    for request in map(str, range(data.draw(st.integers(1, 6)))):
+        prompt = prompts[data.draw(prompt_indices)]
+        drafter.start(request, prompt_token_ids=prompt, prompt_key=KEY, training_step=1)
+        sequence = oracle.open(prompt=handle(prompt))
+        counted = BruteForce(oracle)
+        drafted = assert_agrees(drafter, rule, request, counted, prompt, data.draw(caps), data.draw(prices))
+        emitted, num_verified = data.draw(emissions(drafted, alphabet))
+        drafter.extend(request, emitted, num_verified_draft_tokens=num_verified)
+        rule.extend(request, emitted, num_verified)
+        assert_learned_alike(drafter, rule)
+        drafter.finish(request)
+        oracle.extend(sequence, emitted)
+        oracle.close(sequence)
+
+
+@given(st.data())
+def test_the_kernel_follows_the_rule_over_the_trees_counts(data):
+    """Several requests in flight, with their own output as context. What an open sequence still holds back is the
+    tree's business (its tests compare it with the oracle): the rule is applied to what the tree answers."""
+    alphabet = data.draw(strategies.alphabets)
+    prompt = data.draw(strategies.words(alphabet))
+    texts = [prompt]
+    for _ in range(data.draw(st.integers(0, 3))):
+        texts.append(data.draw(strategies.words_after(alphabet, texts)))
+    history = [rollout(text, 0, prompt=prompt, request_id=f"h{i}") for i, text in enumerate(texts[1:])]
+    drafter, rule = Drafter(filled(*history)), NaiveRule()
+    contexts = {}
+    for request in "abc"[: data.draw(st.integers(1, 3))]:
+        drafter.start(request, prompt_token_ids=prompt, training_step=1)
+        contexts[request] = list(prompt)
+    tree = tree_of(drafter.history, prompt_key(prompt))
+    for _ in range(data.draw(st.integers(1, 8))):
+        request = data.draw(st.sampled_from(sorted(contexts)))
+        context = contexts[request]
+        drafted = assert_agrees(drafter, rule, request, tree, context[-16:], data.draw(caps), data.draw(prices))
+        emitted, num_verified = data.draw(emissions(drafted, alphabet))
+        drafter.extend(request, emitted, num_verified_draft_tokens=num_verified)
+        rule.extend(request, emitted, num_verified)
+        context += emitted
+        assert_learned_alike(drafter, rule)
+
+
+def test_the_rule_on_paper():
+    """Prompt 1 2, history 3 4 and 3 5: worked out by hand."""
+    drafter = Drafter(filled(*(rollout([3, token], 0, prompt=[1, 2]) for token in (4, 5))))
+    drafter.start("a", prompt_token_ids=[1, 2], training_step=1)
+    after_one = (2 + 2 * 1e-5) / (2 + 2)  # 3 followed 2 twice; then the same of 1 2
+    first = (2 + 2 * after_one) / (2 + 2)
+    estimates = [1e-5]
+    for _ in range(3):  # 4 and 5 followed once each of twice, after 3, 2 3 and 1 2 3; 5 is the later one
+        estimates.append((1 + 2 * estimates[-1]) / (2 + 2))
+    answer = draft(drafter, "a")
+    assert answer.draft_token_ids == [3, 5]
+    assert answer.survival == pytest.approx([first, first * estimates[-1]], abs=1e-12)
+    drafter.extend("a", [3, 4])  # a hit and a miss, in the cells of history
+    bins = [int((math.log(p / (1 - p)) + 4) * 3) for p in (first, estimates[-1])]
+    assert drafter.confidence.hits[1, bins[0]] == drafter.confidence.misses[1, bins[1]] == 1
+    assert drafter.confidence.hits.sum() == drafter.confidence.misses.sum() == 1

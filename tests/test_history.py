@@ -1,0 +1,256 @@
+"""RolloutHistory: which rollouts it keeps, under which identity and for how long."""
+
+import dataclasses
+
+import pytest
+from rollout_samples import KEY, PROMPT, count, filled, rollout, run, stored
+
+from das import Drafter, HistoryStatistics, RolloutHistory, prompt_key
+
+
+def steps(history, key=KEY):
+    return [r.training_step for r in history.rollouts(key)]
+
+
+# ---------------------------------------------------------------- identity
+
+
+def test_the_same_rollout_counts_once():
+    history = RolloutHistory()
+    assert [history.add(rollout([4, 5], 0)) for _ in range(3)] == [True, False, False]
+    assert stored(history) == [(0, [4, 5])]
+    statistics = history.statistics()
+    assert (statistics.num_added, statistics.num_updated, statistics.num_rollouts) == (1, 2, 1)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        rollout([4, 5], 0, ordinal=1),
+        rollout([4, 5], 1),
+        rollout([4, 6], 0),
+        rollout([4, 5], 0, request_id="b"),
+    ],
+)
+def test_another_rollout_counts(other):
+    """The first has a name, so that a nameless equal one is the same, and one of another name is not."""
+    history = filled(rollout([4, 5], 0, request_id="a"))
+    assert history.add(other)
+    assert len(history.rollouts(KEY)) == 2
+
+
+def test_another_prompt_or_key_is_another_rollout():
+    history = filled(rollout([4, 5], 0, request_id="a"))
+    assert history.add(rollout([4, 5], 0, prompt=[9], request_id="a"))
+    assert history.add(rollout([4, 5], 0, prompt_key=7, request_id="a"))
+    assert [len(history.rollouts(key)) for key in (KEY, prompt_key([9]), 7)] == [1, 1, 1]
+
+
+def test_a_request_id_decides_before_the_content():
+    history = filled(rollout([4, 5], 0, request_id="a"))
+    assert not history.add(rollout([8], 3, request_id="a", reward=1.0))
+    (known,) = history.rollouts(KEY)
+    assert (known.response_token_ids.tolist(), known.training_step, known.reward) == ([4, 5], 3, 1.0)
+
+
+@pytest.mark.parametrize("engine_first", [True, False])
+def test_an_engine_names_what_a_trainer_does_not(engine_first):
+    pair = [rollout([4, 5], 2, request_id="a"), rollout([4, 5], 2, reward=0.5)]
+    history = RolloutHistory()
+    assert [history.add(r) for r in (pair if engine_first else pair[::-1])] == [True, False]
+    (known,) = history.rollouts(KEY)
+    assert (known.request_id, known.reward, known.training_step) == ("a", 0.5, 2)
+    assert [history.add(r) for r in pair] == [False, False]
+
+
+@pytest.mark.parametrize("names", [(None, None), ("a", "b")])
+def test_equal_rollouts_keep_their_own_rewards(names):
+    """Ordinals go by arrival, however often a reward is updated."""
+    history = RolloutHistory()
+    for ordinal, name in enumerate(names):
+        history.add(rollout([4, 5], 0, ordinal=ordinal, request_id=name))
+    for offset in (0.0, 10.0):
+        for ordinal in (0, 1):
+            assert not history.add(rollout([4, 5], 0, ordinal=ordinal, reward=ordinal + offset))
+        assert [(r.request_id, r.reward) for r in history.rollouts(KEY)] == [(names[0], offset), (names[1], offset + 1)]
+
+
+def test_an_update_leaves_what_it_does_not_know():
+    history = filled(rollout([4, 5], 3, reward=1.0, request_id="a"))
+    history.add(rollout([4, 5], 3))
+    history.add(rollout([4, 5], request_id="a"))
+    (known,) = history.rollouts(KEY)
+    assert (known.training_step, known.reward, known.request_id) == (3, 1.0, "a")
+
+
+def test_an_update_keeps_the_order_of_arrival():
+    history = filled(rollout([4], 0), rollout([5], 0))
+    history.add(rollout([4], 0, reward=1.0))
+    assert stored(history) == [(0, [4]), (0, [5])]
+
+
+def test_an_update_may_move_a_rollout_to_another_epoch():
+    history = filled(rollout([4], 0, request_id="a"), rollout([5], 1), window_epochs=2)
+    history.add(rollout([4], 2, request_id="a"))
+    assert stored(history) == [(1, [5]), (2, [4])]
+    history.add(rollout([6]))  # joins the newest epoch
+    assert stored(history) == [(1, [5]), (2, [4]), (2, [6])]
+
+
+def test_a_rollout_moved_out_of_the_window_is_dropped():
+    history = filled(rollout([4], 5, request_id="a"), rollout([5], 5), rollout([6], 4), window_epochs=2)
+    assert not history.add(rollout([4], 3, request_id="a"))
+    assert stored(history) == [(4, [6]), (5, [5])]
+    assert history.statistics().num_expired == 1
+    assert history.statistics().num_tokens == 2
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_the_trees_count_a_rollout_once_whoever_brings_it_first(reverse):
+    """The trainer hands in what the engine has just generated, before or after the engine's request ends."""
+    drafter = Drafter()
+    drafter.start("a", prompt_token_ids=PROMPT, training_step=0)
+    drafter.extend("a", [4, 5])
+    if reverse:
+        drafter.history.add(rollout([4, 5], 0))
+    drafter.finish("a")
+    drafter.history.add(rollout([4, 5], 0))
+    drafter.start("b", prompt_token_ids=PROMPT, training_step=0)
+    assert len(drafter.history.rollouts(KEY)) == 1
+    assert count(drafter.history, [4], 5) == 1
+
+
+# ---------------------------------------------------------------- the window
+
+
+def test_the_last_epochs_of_each_prompt_stay():
+    other = prompt_key([9])
+    history = filled(rollout([8], 0, prompt=[9]), window_epochs=2)
+    for step in (0, 100, 100, 101):
+        history.add(rollout([4 + len(stored(history))], step))
+    assert steps(history) == [100, 100, 101]
+    assert steps(history, other) == [0]  # an epoch is a step at which this prompt was sampled
+    assert history.statistics().num_expired == 1
+
+
+def test_late_rollouts_inside_the_window_join_their_epoch():
+    history = filled(rollout([4], 3), window_epochs=2)
+    assert history.add(rollout([5], 1))
+    assert history.add(rollout([6], 1))
+    assert history.add(rollout([7], 2))  # an epoch of its own, which pushes the oldest out
+    assert stored(history) == [(2, [7]), (3, [4])]
+    assert not history.add(rollout([6], 1))  # older than the window by now
+    assert stored(history) == [(2, [7]), (3, [4])]
+    statistics = history.statistics()
+    assert (statistics.num_late, statistics.num_expired, statistics.num_added) == (1, 2, 4)
+
+
+def test_a_request_that_ends_too_late_is_dropped_from_the_tree_as_well():
+    drafter = Drafter(filled(rollout([8], 5), window_epochs=1))
+    run(drafter, "a", [4, 5], step=4)
+    assert stored(drafter.history) == [(5, [8])]
+    assert drafter.history.statistics().num_late == 1
+    drafter.start("b", prompt_token_ids=PROMPT, training_step=4)
+    assert count(drafter.history, [4], 5) == 0
+
+
+def test_expired_rollouts_leave_the_tree_at_the_next_start():
+    drafter = Drafter(filled(rollout([4, 5, 6], 0), window_epochs=1))
+    assert run(drafter, "a", [7, 8], step=1) == [4, 5, 6]
+    assert run(drafter, "b", [7, 9], step=1) == [7, 8]
+    assert count(drafter.history, [4], 5) == 0
+
+
+# ---------------------------------------------------------------- training steps that nobody names
+
+
+def test_nameless_steps_of_rollouts():
+    history = filled(rollout([4]))
+    assert steps(history) == [0]
+    history.add_many([rollout([5], 7), rollout([6])])
+    assert steps(history) == [0, 7, 7]
+
+
+def test_a_prompt_started_again_opens_its_next_epoch():
+    drafter = Drafter()
+    for request_id in "ab":
+        drafter.start(request_id, prompt_token_ids=PROMPT)
+        drafter.extend(request_id, [4])
+    drafter.finish("a")
+    run(drafter, "c", [5])  # b still runs: the same epoch
+    drafter.finish("b")
+    assert steps(drafter.history) == [0, 0, 0]
+    run(drafter, "d", [6])
+    run(drafter, "e", [6], prompt=[9])
+    run(drafter, "f", [7])
+    assert steps(drafter.history) == [0, 0, 0, 1, 2]
+    assert steps(drafter.history, prompt_key([9])) == [0]
+
+
+def test_nameless_starts_follow_the_steps_that_were_named():
+    drafter = Drafter()
+    run(drafter, "a", [4], step=5)
+    run(drafter, "b", [5])
+    run(drafter, "c", [6], step=2)
+    run(drafter, "d", [7])
+    assert stored(drafter.history) == [(2, [6]), (5, [4]), (6, [5]), (7, [7])]
+
+
+def test_the_end_of_a_request_may_name_its_step():
+    drafter = Drafter()
+    run(drafter, "a", [4], training_step=8)
+    run(drafter, "b", [5])
+    assert steps(drafter.history) == [8, 9]
+
+
+# ---------------------------------------------------------------- statistics and errors
+
+
+def test_statistics_of_a_small_life():
+    assert dataclasses.astuple(RolloutHistory().statistics()) == (0,) * 14
+    drafter = Drafter(filled(rollout([4, 5], 0), rollout([4, 5], 0), rollout([6], 1), window_epochs=1))
+    history = drafter.history
+    history.add(rollout([7, 7, 7], 0))
+    history.prepare([KEY])
+    run(drafter, "a", [8, 9], step=1)
+    run(drafter, "b", [8], prompt=[9])
+    statistics = history.statistics()
+    assert statistics == HistoryStatistics(
+        num_prompts=2, num_rollouts=3, num_tokens=4, num_trees=2, rollout_bytes=statistics.rollout_bytes,
+        tree_bytes=statistics.tree_bytes, num_added=4, num_updated=1, num_late=1, num_expired=1,
+        num_builds_ahead=1, num_builds_on_start=1,
+    )  # fmt: skip
+    assert history.prompt_keys() == (KEY, prompt_key([9]))
+
+
+def test_unknown_prompts():
+    history = RolloutHistory()
+    assert history.rollouts(5) == ()
+    history.prepare([5])
+    history.maintain()
+    assert history.statistics() == HistoryStatistics()
+
+
+@pytest.mark.parametrize("name", ["window_epochs", "max_bytes", "num_threads"])
+@pytest.mark.parametrize(("bad", "error"), [(0, ValueError), (-1, ValueError), (1.5, TypeError), ("1", TypeError)])
+def test_bad_settings(name, bad, error):
+    with pytest.raises(error, match=f"^{name} "):
+        RolloutHistory(**{name: bad})
+    with pytest.raises(TypeError):
+        RolloutHistory(4)
+
+
+@pytest.mark.parametrize("bad", [None, [4, 5], {"response_token_ids": [4]}])
+def test_only_rollouts_are_added(bad):
+    history = RolloutHistory()
+    with pytest.raises(TypeError, match="rollout must be a Rollout, not "):
+        history.add(bad)
+    with pytest.raises(TypeError, match="rollout must be a Rollout, not "):
+        history.add_many([rollout([4], 0), bad])
+    assert stored(history) == [(0, [4])]
+
+
+def test_add_many_counts_the_new_ones():
+    assert RolloutHistory().add_many(rollout([i // 2], 0) for i in range(6)) == 3
+    defaults = RolloutHistory()
+    assert (defaults.window_epochs, defaults.max_bytes) == (4, 8 << 30)

@@ -1,0 +1,238 @@
+"""RolloutHistory: when its trees are built, installed, rebuilt and dropped, and what is in them."""
+
+from concurrent.futures import Future
+
+import numpy as np
+import pytest
+from rollout_samples import KEY, PROMPT, count, draft, filled, rollout, run, stored, tree_of
+
+from das import Drafter, RolloutHistory, prompt_key
+from das.prompt_record import ROLLOUT_OVERHEAD_BYTES
+
+# ---------------------------------------------------------------- the byte limit
+
+
+def three_prompts(max_bytes=1 << 30):
+    """Prompts 1, 2, 3, used in this order, each with a tree; and the drafter."""
+    drafter = Drafter(RolloutHistory(max_bytes=max_bytes))
+    for prompt in (1, 2, 3):
+        run(drafter, f"r{prompt}", list(range(100 * prompt, 100 * prompt + 60)), prompt=[prompt])
+    return drafter
+
+
+def held(history):
+    """Which of the prompts 1, 2, 3 have rollouts, and which a tree."""
+    kept = [prompt for prompt in (1, 2, 3) if history.rollouts(prompt_key([prompt]))]
+    return kept, [prompt for prompt in kept if history.record_for(prompt_key([prompt])).tree is not None]
+
+
+def test_memory_bytes_agrees_with_a_recount():
+    drafter = three_prompts()
+    history = drafter.history
+    history.add(rollout(range(50), 3, prompt=[1], response_mask=[True] * 49 + [False]))
+    history.add(rollout(range(9), 3, prompt=[1], reward=2.0))
+    history.add(rollout(range(9), 3, prompt=[1], reward=3.0))
+    keys = [prompt_key([prompt]) for prompt in (1, 2, 3)]
+    rollouts = [r for key in keys for r in history.rollouts(key)]
+    rollout_bytes = sum(r.response_token_ids.nbytes + ROLLOUT_OVERHEAD_BYTES for r in rollouts) + 50  # the mask
+    tree_bytes = sum(tree_of(history, key).memory_bytes() for key in keys)
+    statistics = history.statistics()
+    assert (statistics.rollout_bytes, statistics.tree_bytes) == (rollout_bytes, tree_bytes)
+    assert history.memory_bytes() == rollout_bytes + tree_bytes
+    assert len(rollouts) == 5
+
+
+def test_a_prompt_of_its_own_counts_where_it_is_not_shared():
+    """Two prompts under one key of the caller's."""
+    first = rollout([4], 0, prompt_key=7)
+    shared, other = (filled(first, rollout([5], 0, prompt_key=7, prompt=p)) for p in (PROMPT, [9] * 30))
+    assert other.memory_bytes() - shared.memory_bytes() == 4 * 30
+
+
+def test_the_least_recently_used_prompts_lose_their_tree_first_then_their_rollouts():
+    whole = three_prompts().history.statistics()
+    assert whole.num_evicted_trees == whole.num_evicted_rollouts == 0
+    tree, one = whole.tree_bytes // 3, whole.rollout_bytes // 3
+    expected = {
+        3 * one + 3 * tree: ([1, 2, 3], [1, 2, 3]),
+        3 * one + 3 * tree - 1: ([1, 2, 3], [2, 3]),
+        3 * one + 2 * tree - 1: ([1, 2, 3], [3]),
+        3 * one + tree - 1: ([1, 2, 3], []),
+        3 * one - 1: ([2, 3], []),
+        2 * one - 1: ([3], []),
+        one - 1: ([], []),
+    }
+    for max_bytes, kept in expected.items():
+        history = three_prompts(max_bytes).history
+        assert held(history) == kept, f"at {max_bytes} bytes"
+        assert history.memory_bytes() <= max_bytes
+        assert history.statistics().num_rollouts == len(kept[0]) == 3 - history.statistics().num_evicted_rollouts
+
+
+def test_a_start_makes_a_prompt_the_most_recently_used():
+    drafter = three_prompts()
+    run(drafter, "again", [7], prompt=[1])
+    assert drafter.history.prompt_keys() == tuple(prompt_key([prompt]) for prompt in (2, 3, 1))
+
+
+def test_prompts_with_open_requests_keep_tree_and_rollouts():
+    drafter = three_prompts(max_bytes := three_prompts().history.memory_bytes())
+    drafter.start("open", prompt_token_ids=[1])
+    before = draft(drafter, "open").draft_token_ids
+    for i in range(8):  # of another prompt, larger than the limit together
+        drafter.history.add(rollout(range(max_bytes // 16), i, prompt=[4 + i]))
+    assert held(drafter.history) == ([1], [1])
+    assert draft(drafter, "open").draft_token_ids == before == list(range(100, 116))
+    drafter.finish("open", keep=False)
+    drafter.history.add(rollout(range(max_bytes // 4 - 200), 9, prompt=[4]))  # and it fits alone
+    assert held(drafter.history) == ([], [])
+    assert drafter.history.memory_bytes() <= max_bytes
+
+
+def test_an_evicted_tree_is_built_again():
+    drafter = three_prompts(three_prompts().history.memory_bytes() - 1)
+    assert held(drafter.history) == ([1, 2, 3], [2, 3])
+    assert run(drafter, "again", [7], prompt=[1]) == list(range(100, 116))
+
+
+# ---------------------------------------------------------------- the background
+
+
+class LateFuture(Future):
+    """Not done until somebody waits for it."""
+
+    def __init__(self, function, arguments):
+        super().__init__()
+        self.work = lambda: function(*arguments)
+
+    def result(self, timeout=None):
+        if not self.done():
+            self.set_result(self.work())
+        return super().result(timeout)
+
+
+class SlowPool:
+    def __init__(self, *arguments, **settings):
+        pass
+
+    def submit(self, function, *arguments):
+        return LateFuture(function, arguments)
+
+
+class FastPool(SlowPool):
+    def submit(self, function, *arguments):
+        future = LateFuture(function, arguments)
+        future.result()
+        return future
+
+
+def test_a_start_uses_what_was_prepared():
+    history = filled(rollout([4, 5], 0), rollout([7], 0, prompt=[9]))
+    history.prepare([KEY, prompt_key([9]), 12345])
+    history.prepare([KEY])  # under way already
+    drafter = Drafter(history)
+    assert run(drafter, "a", [4, 6], step=1) == [4, 5]
+    assert run(drafter, "b", [8], prompt=[10]) == []
+    statistics = history.statistics()
+    assert (statistics.num_builds_ahead, statistics.num_builds_on_start, statistics.num_trees) == (1, 1, 2)
+
+
+def test_a_prepared_tree_that_lacks_rollouts_is_completed_and_one_with_too_many_is_built_again():
+    for step, ahead in ((0, 1), (1, 0)):
+        history = filled(rollout([4, 5], 0), window_epochs=1)
+        history.prepare([KEY])
+        history.add(rollout([4, 6], step))
+        drafter = Drafter(history)
+        drafter.start("a", prompt_token_ids=PROMPT, training_step=2)
+        assert (count(history, [4], 5), count(history, [4], 6)) == (ahead, 1)
+        assert history.statistics().num_builds_ahead == ahead
+
+
+def test_maintain_installs_only_what_no_request_uses(monkeypatch):
+    monkeypatch.setattr("das.history.ThreadPoolExecutor", FastPool)
+    drafter = Drafter(filled(rollout([4, 5], 0), rollout([6], 0, prompt=[9])))
+    history = drafter.history
+    drafter.start("a", prompt_token_ids=PROMPT, training_step=0)
+    history.prepare([KEY, prompt_key([9])])
+    drafter.maintain(max_us=0)
+    assert history.statistics().num_builds_ahead == 0
+    drafter.maintain()
+    assert (history.statistics().num_builds_ahead, history.statistics().num_trees) == (1, 2)
+    drafter.extend("a", [4])
+    drafter.finish("a")
+    history.maintain()
+    assert run(drafter, "b", [4], step=1)[0] == 4
+    assert (history.statistics().num_builds_ahead, history.statistics().num_builds_on_start) == (2, 1)
+
+
+def test_maintain_builds_nothing(monkeypatch):
+    """A prepared tree that holds too much by now is of no use; building another would not be O(1)."""
+    monkeypatch.setattr("das.history.ThreadPoolExecutor", FastPool)
+    history = filled(rollout([4, 5], 0), window_epochs=1)
+    history.prepare([KEY])
+    history.add(rollout([4, 6], 1))
+    history.maintain()
+    assert (history.statistics().num_builds_ahead, history.statistics().num_builds_on_start) == (0, 0)
+    assert run(Drafter(history), "a", [7], step=1) == [4, 6]
+
+
+@pytest.mark.parametrize("next_step", [0, 1])
+@pytest.mark.parametrize("maintain", [False, True])
+def test_drafts_do_not_depend_on_how_fast_the_background_is(monkeypatch, maintain, next_step):
+    answers = []
+    for pool in (SlowPool, FastPool):
+        monkeypatch.setattr("das.history.ThreadPoolExecutor", pool)
+        drafter = Drafter(filled(rollout([4, 5, 6], 0)))
+        drafter.confidence.hits[:] = np.arange(72).reshape(3, 24)  # every source answers differently
+        run(drafter, "a", [4, 5, 7], step=0)
+        drafter.history.prepare([KEY])
+        if maintain:
+            drafter.maintain(max_us=1e6)
+        drafter.start("b", prompt_token_ids=PROMPT, training_step=next_step)
+        answer = draft(drafter, "b")
+        answers.append((answer.draft_token_ids, answer.survival))
+    assert answers[0] == answers[1]
+
+
+# ---------------------------------------------------------------- open requests and rebuilt trees
+
+
+def test_a_running_request_moves_to_the_tree_of_a_newer_step():
+    drafter = Drafter(filled(rollout([4, 5, 6, 7, 8], 0), window_epochs=2))
+    drafter.start("old", prompt_token_ids=PROMPT, training_step=1)
+    drafter.extend("old", [4, 5])
+    before = drafter.history.record_for(KEY).tree
+    assert draft(drafter, "old").draft_token_ids == [6, 7, 8]
+    drafter.start("new", prompt_token_ids=PROMPT, training_step=2)
+    assert drafter.history.record_for(KEY).tree is not before
+    drafter.extend("old", [6, 9])  # the pending draft survives the move
+    assert (drafter.counters("old").num_drafted_tokens, drafter.counters("old").num_accepted_tokens) == (3, 1)
+    drafter.extend("old", [4, 5, 6])
+    assert draft(drafter, "old").draft_token_ids[0] in (7, 9)
+    drafter.finish("old")
+    assert stored(drafter.history) == [(0, [4, 5, 6, 7, 8]), (1, [4, 5, 6, 9, 4, 5, 6])]
+    counted = [count(drafter.history, *pair) for pair in (([4], 5), ([5, 6], 9), (PROMPT, 4))]
+    assert counted == [3, 1, 2]
+    drafter.finish("new")
+    assert run(drafter, "next", [4], step=2)[:2] == [4, 5]
+
+
+def test_a_forgotten_request_leaves_no_trace_after_the_next_start():
+    drafter = Drafter(filled(rollout([4, 5], 0)))
+    run(drafter, "a", [7, 8], step=0, keep=False)
+    assert stored(drafter.history) == [(0, [4, 5])]
+    drafter.start("b", prompt_token_ids=PROMPT, training_step=0)
+    assert (count(drafter.history, [7], 8), count(drafter.history, [4], 5)) == (0, 1)
+    fresh = Drafter(filled(rollout([4, 5], 0)))
+    fresh.start("b", prompt_token_ids=PROMPT, training_step=0)
+    assert draft(drafter, "b") == draft(fresh, "b")
+    tree, fresh_tree = tree_of(drafter.history), tree_of(fresh.history)
+    assert (tree.num_tokens, tree.num_nodes) == (fresh_tree.num_tokens, fresh_tree.num_nodes)
+
+
+def test_a_request_without_a_token_is_no_rollout():
+    drafter = Drafter()
+    drafter.start("a", prompt_token_ids=PROMPT)
+    drafter.finish("a", reward=1.0)
+    assert stored(drafter.history) == []
+    assert drafter.history.statistics().num_added == 0
