@@ -27,7 +27,7 @@ from das._tree cimport (
     Continuation, Cursor, append, count_continuation, cursor_advance, cursor_of_sequence, prefetch_places,
     prefetch_sequence, prefetch_steps, prefetch_text, read_continuation, reserve,
 )
-from das._tree_arrays cimport HISTORY, RUNNING, Tree
+from das._tree_arrays cimport HISTORY, RUNNING, Sequence, Tree
 
 import numpy
 
@@ -70,6 +70,15 @@ cdef struct Request:
     int64_t num_response
     int64_t response_capacity
     int64_t[NUM_COUNTERS] counters
+
+cdef struct Step:               # one request's part of a decode step
+    int64_t row
+    int64_t first               # of its tokens in the batch's
+    int64_t num_tokens
+    int64_t num_verified
+
+cdef enum:
+    EXTEND_AHEAD = 4            # requests between asking for memory and using it
 
 # ------------------------------------------------------------------------------------------------ the rule
 
@@ -327,6 +336,8 @@ cdef class LiveRequests:
     cdef list trees             # keeps each row's SuffixTree alive
     cdef list free_rows
     cdef TokenIdBuffer ids
+    cdef Step* steps            # of the batch being taken in
+    cdef int64_t steps_capacity
     cdef int64_t* feedback      # (drafted, accepted) of each decode step since `take_feedback`
     cdef int64_t num_feedback
     cdef int64_t feedback_capacity
@@ -348,6 +359,7 @@ cdef class LiveRequests:
             free(self.requests[row].response)
         free(self.requests)
         free(self.feedback)
+        free(self.steps)
 
     def add(self, SuffixTree tree not None, sequence, *, int64_t num_prompt_tokens, int64_t max_total_tokens,
             uint64_t prompt_key):
@@ -438,46 +450,86 @@ cdef class LiveRequests:
         """Environment tokens: part of the response, but no decode step; they drop the pending draft unscored."""
         cdef Request* request = &self.requests[row]
         if self.ids.load(token_ids, "token_ids") > 0:
-            self._remember(request)
+            self._remember(request, self.ids.data, self.ids.num_tokens)
             request.num_drafted = 0
             request.num_asked = 0
         return self.ids.num_tokens
 
-    def extend(self, Py_ssize_t row, token_ids, num_verified):
-        """Take one decode step's tokens and return how many they are; none changes nothing.
+    def extend(self, list rows not None, list token_ids not None, list num_verified not None):
+        """Take one decode step's tokens of each row, in order; return how many tokens each row got.
 
-        num_verified: how many tokens of the pending draft the engine really verified; None: all.
+        token_ids[i]: none changes nothing. num_verified[i]: how many tokens of the pending draft the engine really
+        verified; None: all. All arguments are checked before the first row is touched.
         """
-        cdef Request* request = &self.requests[row]
-        cdef int64_t verified = request.num_drafted
+        cdef Py_ssize_t i, num_rows = len(rows)
+        cdef int64_t num_tokens = 0
+        cdef Step* steps = self._read_steps(rows, token_ids, num_verified)
+        for i in range(num_rows):
+            prefetch_sequence(self.requests[steps[i].row].tree, self.requests[steps[i].row].sequence)
+        for i in range(num_rows):
+            if i + EXTEND_AHEAD < num_rows:
+                self._prefetch_step(&steps[i + EXTEND_AHEAD])
+            if steps[i].num_tokens > 0:
+                self._extend_row(&self.requests[steps[i].row], &steps[i])
+        return [steps[i].num_tokens for i in range(num_rows)]
+
+    cdef Step* _read_steps(self, list rows, list token_ids, list num_verified) except? NULL:
+        """Read and check a batch of decode steps: all tokens into `ids`, one after the other."""
+        cdef Py_ssize_t i, num_rows = len(rows)
+        cdef Step* step
+        cdef Request* request
+        if num_rows > self.steps_capacity:
+            step = <Step*>realloc(self.steps, 2 * num_rows * sizeof(Step))
+            if step == NULL:
+                raise MemoryError()
+            self.steps = step
+            self.steps_capacity = 2 * num_rows
+        self.ids.clear()
+        for i in range(num_rows):
+            step = &self.steps[i]
+            step.row = rows[i]
+            request = &self.requests[step.row]
+            step.first = self.ids.num_tokens
+            step.num_tokens = self.ids.add(token_ids[i], "token_ids")
+            verified = num_verified[i]
+            step.num_verified = request.num_drafted
+            if verified is not None:
+                if not 0 <= verified <= request.num_drafted:
+                    raise ValueError(f"num_verified_draft_tokens is {verified}; the pending draft has "
+                                     f"{request.num_drafted} tokens")
+                step.num_verified = verified
+        return self.steps
+
+    cdef void _prefetch_step(self, const Step* step) noexcept:
+        cdef Request* request = &self.requests[step.row]
+        cdef Sequence* sequence = &request.tree.sequences[request.sequence]
+        if step.num_tokens > 0:
+            prefetch_places(request.tree, sequence.places, sequence.num_pending)
+            prefetch_steps(request.tree, sequence.places, sequence.num_pending, self.ids.data[step.first])
+
+    cdef int _extend_row(self, Request* request, const Step* step) except -1:
+        cdef const int32_t* token_ids = self.ids.data + step.first
+        cdef int64_t n = step.num_tokens
         cdef int64_t accepted = 0
-        cdef int64_t n = self.ids.load(token_ids, "token_ids")
-        if num_verified is not None:
-            if not 0 <= num_verified <= request.num_drafted:
-                raise ValueError(f"num_verified_draft_tokens is {num_verified}; the pending draft has "
-                                 f"{request.num_drafted} tokens")
-            verified = num_verified
-        if n == 0:              # nothing was decoded, so nothing was verified: the draft stays pending
-            return 0
         reserve(request.tree, request.sequence, n)
         self._make_room_for_feedback()
-        self._remember(request)
-        request.num_asked = min(request.num_asked, <int32_t>verified + 1)
-        while accepted < min(verified, n) and request.asked[accepted].token == self.ids.data[accepted]:
+        self._remember(request, token_ids, n)
+        request.num_asked = min(request.num_asked, <int32_t>step.num_verified + 1)
+        while accepted < min(step.num_verified, n) and request.asked[accepted].token == token_ids[accepted]:
             accepted += 1
-        _score(request, &self.hits[0, 0], &self.misses[0, 0], self.ids.data, n)
-        append(request.tree, request.sequence, self.ids.data, n)
+        _score(request, &self.hits[0, 0], &self.misses[0, 0], token_ids, n)
+        append(request.tree, request.sequence, token_ids, n)
         request.num_drafted = 0
         request.num_asked = 0
         request.counters[DECODE_STEPS] += 1
-        request.counters[VERIFICATION_STEPS] += verified > 0
-        request.counters[DRAFTED] += verified
+        request.counters[VERIFICATION_STEPS] += step.num_verified > 0
+        request.counters[DRAFTED] += step.num_verified
         request.counters[ACCEPTED] += accepted
         request.counters[EMITTED] += n
-        self.feedback[2 * self.num_feedback] = verified
+        self.feedback[2 * self.num_feedback] = step.num_verified
         self.feedback[2 * self.num_feedback + 1] = accepted
         self.num_feedback += 1
-        return n
+        return 0
 
     cdef int _make_room_for_feedback(self) except -1:
         cdef int64_t wanted
@@ -494,9 +546,9 @@ cdef class LiveRequests:
             self.feedback_capacity = wanted
         return 0
 
-    cdef int _remember(self, Request* request) except -1:
-        """Append `ids` to the response."""
-        cdef int64_t needed = request.num_response + self.ids.num_tokens
+    cdef int _remember(self, Request* request, const int32_t* token_ids, int64_t num_tokens) except -1:
+        """Append tokens to the response."""
+        cdef int64_t needed = request.num_response + num_tokens
         cdef int64_t wanted
         cdef int32_t* grown
         if needed > request.response_capacity:
@@ -506,8 +558,7 @@ cdef class LiveRequests:
                 raise MemoryError()
             request.response = grown
             request.response_capacity = wanted
-        if self.ids.num_tokens > 0:
-            memcpy(request.response + request.num_response, self.ids.data, self.ids.num_tokens * sizeof(int32_t))
+        memcpy(request.response + request.num_response, token_ids, num_tokens * sizeof(int32_t))
         request.num_response = needed
         return 0
 

@@ -7,7 +7,6 @@ import numpy.typing as npt
 TokenIds = Sequence[int] | npt.NDArray[np.int32]
 
 MAX_ORDER: int
-NODE_BYTES: int
 
 class SuffixTree:
     def __init__(self, *, max_order: int = 16) -> None: ...

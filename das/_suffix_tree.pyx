@@ -14,8 +14,6 @@ from das._tree_arrays cimport (
 )
 from das._tree_check cimport check_tree
 
-from das._tree_arrays import NODE_BYTES, _fail_allocation_after  # noqa: F401  for tests
-
 MAX_ORDER = MAX_ORDER_C
 
 cdef enum:

@@ -30,9 +30,16 @@ cdef class TokenIdBuffer:
             self._capacity = 2 * num_tokens
         return 0
 
-    cdef Py_ssize_t load(self, object token_ids, str name) except -1:
-        """Read `token_ids` into `data` and return how many there are. A failing call leaves nothing half read."""
+    cdef void clear(self) noexcept:
         self.num_tokens = 0
+
+    cdef Py_ssize_t load(self, object token_ids, str name) except -1:
+        """Read `token_ids` into `data` and return how many there are."""
+        self.num_tokens = 0
+        return self.add(token_ids, name)
+
+    cdef Py_ssize_t add(self, object token_ids, str name) except -1:
+        """Read `token_ids` behind what `data` holds and return how many there are. A failing call adds nothing."""
         if type(token_ids) is list or type(token_ids) is tuple:
             return self._load_sequence(token_ids, name)
         if isinstance(token_ids, (str, bytes, bytearray)):
@@ -54,7 +61,9 @@ cdef class TokenIdBuffer:
     cdef Py_ssize_t _load_sequence(self, object token_ids, str name) except -1:
         cdef Py_ssize_t i, n = len(token_ids)
         cdef long long value
-        self._reserve(n)
+        cdef int32_t* data
+        self._reserve(self.num_tokens + n)
+        data = self.data + self.num_tokens
         for i in range(n):
             item = token_ids[i]
             if type(item) is not int:
@@ -65,8 +74,8 @@ cdef class TokenIdBuffer:
                 value = -1
             if value < 0 or value > MAX_TOKEN_ID:
                 raise ValueError(f"{name}[{i}] is {item}; token ids are 0 <= id < 2**31")
-            self.data[i] = <int32_t>value
-        self.num_tokens = n
+            data[i] = <int32_t>value
+        self.num_tokens += n
         return n
 
     cdef Py_ssize_t _load_array(self, object array, str name) except -1:
@@ -83,16 +92,16 @@ cdef class TokenIdBuffer:
             if len(outside):
                 raise ValueError(f"{name}[{outside[0]}] is {array[outside[0]]}; token ids are 0 <= id < 2**31")
         array = numpy.ascontiguousarray(array, dtype=numpy.int32)
-        self._reserve(n)
+        self._reserve(self.num_tokens + n)
         if n > 0:
             view = array
-            memcpy(self.data, &view[0], n * sizeof(int32_t))
-            for i in range(n):
+            memcpy(self.data + self.num_tokens, &view[0], n * sizeof(int32_t))
+            for i in range(self.num_tokens, self.num_tokens + n):
                 lowest |= self.data[i]
             if lowest < 0:
                 i = int((array < 0).argmax())
                 raise ValueError(f"{name}[{i}] is {array[i]}; token ids are 0 <= id < 2**31")
-        self.num_tokens = n
+        self.num_tokens += n
         return n
 
 

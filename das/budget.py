@@ -56,7 +56,7 @@ class _ConstantBudget:
         self.min_survival = min_survival
 
     def budgets(self, requests: RunningRequests) -> tuple[IntArray, FloatArray]:
-        """Return caps (int64, tokens) and prices (float64), one entry a request. Never raises. Complexity: O(requests)."""
+        """Return caps (int64, tokens) and prices (float64), one entry a request. Never raises. O(requests)."""
         shape = len(requests)
         return np.full(shape, self.max_draft_tokens, np.int64), np.full(shape, self.min_survival, np.float64)
 

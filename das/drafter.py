@@ -1,8 +1,8 @@
-"""Live requests: they start, grow by what the engine emits, are drafted for in one call, and finish into the history."""
+"""Drafter: requests start, grow by what the engine emits, are drafted for, and finish into the history."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -11,122 +11,12 @@ from das._token_ids import token_id_array
 from das.budget import RunningRequests
 from das.confidence import Confidence
 from das.history import RolloutHistory
+from das.live_request import LiveRequest
 from das.metrics import AcceptanceCounters
-from das.prompt_record import PromptRecord
-from das.prompt_tree import PromptTree
-from das.rollout import Rollout, TokenArray, TokenIds, check_int
+from das.rollout import Rollout, TokenIds, check_int
 from das.rollout import prompt_key as key_of_prompt
 
 NO_LIMIT = 1 << 62
-
-
-class _Request:
-    """One generation in flight: its row in the native table, and its open sequence in its prompt's tree."""
-
-    __slots__ = (
-        "is_generated",
-        "key",
-        "max_total_tokens",
-        "pending_environment",
-        "prompt",
-        "record",
-        "row",
-        "runs",
-        "sequence",
-        "table",
-        "training_step",
-        "tree",
-    )
-
-    def __init__(
-        self, prompt: TokenArray, key: int, record: PromptRecord, training_step: int, max_total_tokens: int
-    ) -> None:
-        self.prompt = prompt
-        self.key = key
-        self.record = record
-        self.training_step = training_step
-        self.max_total_tokens = max_total_tokens
-        self.runs: list[list[int]] = []  # [is generated, number of tokens], only once environment tokens came
-        self.pending_environment = 0  # trailing environment tokens that the tree has not seen yet
-        self.tree: PromptTree
-        self.sequence: int
-        self.table: LiveRequests
-        self.row: int
-
-    def enter(self, tree: PromptTree, table: LiveRequests) -> None:
-        """Open a sequence behind the prompt and take a row for it."""
-        self.tree = tree
-        self.table = table
-        self.sequence = tree.open(self.prompt)
-        try:
-            self.row = table.add(
-                tree.tree,
-                self.sequence,
-                num_prompt_tokens=len(self.prompt),
-                max_total_tokens=self.max_total_tokens,
-                prompt_key=self.key,
-            )
-        except BaseException:
-            tree.tree.close(self.sequence)
-            raise
-
-    def move_to(self, tree: PromptTree) -> None:
-        """Continue in another tree of the same prompt, with everything generated so far."""
-        response = self.table.response(self.row)
-        sequence = tree.open(self.prompt)
-        position = 0
-        for generated, length in self.runs or [[True, len(response)]]:
-            tokens = response[position : position + length]
-            position += length
-            if generated:
-                tree.tree.extend(sequence, tokens)
-            else:
-                tree.tree.close(sequence)
-                sequence = tree.open_behind(tokens)
-        self.pending_environment = 0
-        self._replace(tree, sequence)
-
-    def note_environment(self, token_ids: TokenIds) -> None:
-        """Environment tokens arrived: the context from now on, but nothing that follows a generated token."""
-        num_before = self.table.num_response_tokens(self.row)
-        num_tokens = self.table.note(self.row, token_ids)
-        if num_tokens == 0:
-            return
-        if not self.runs:
-            self.runs = [[True, num_before]]
-        if self.runs[-1][0]:
-            self.runs.append([False, 0])
-        self.runs[-1][1] += num_tokens
-        self.pending_environment += num_tokens
-
-    def enter_environment(self) -> None:
-        """Give the tree the environment tokens that arrived since the last generated one."""
-        if self.pending_environment:
-            tokens = self.table.response(self.row)[-self.pending_environment :]
-            self.tree.tree.close(self.sequence)
-            self.pending_environment = 0
-            self._replace(self.tree, self.tree.open_behind(tokens))
-
-    def count_generated(self, num_tokens: int) -> None:
-        if self.runs and num_tokens:
-            if not self.runs[-1][0]:
-                self.runs.append([True, 0])
-            self.runs[-1][1] += num_tokens
-
-    def leave(self) -> tuple[TokenArray, np.ndarray | None]:
-        """Close the sequence, give back the row, and return the response and its mask (None: all generated)."""
-        response = self.table.response(self.row)
-        mask = None
-        if self.runs:
-            mask = np.repeat([bool(run[0]) for run in self.runs], [run[1] for run in self.runs])
-        self.tree.tree.close(self.sequence)
-        self.table.remove(self.row)
-        return response, mask
-
-    def _replace(self, tree: PromptTree, sequence: int) -> None:
-        self.tree = tree
-        self.sequence = sequence
-        self.table.move(self.row, tree.tree, sequence)
 
 
 class Drafter:
@@ -144,9 +34,11 @@ class Drafter:
         self.confidence = Confidence() if confidence is None else confidence
         self._lock = self.history.lock
         self._table = LiveRequests(self.confidence.hits, self.confidence.misses)
-        self._requests: dict[str, _Request] = {}
+        self._requests: dict[str, LiveRequest] = {}
         self._finished = AcceptanceCounters()
-        self._in_environment: dict[str, None] = {}  # in order: requests whose trailing environment tokens the tree has not seen
+        self._in_environment: dict[
+            str, None
+        ] = {}  # in order: requests whose trailing environment tokens the tree has not seen
 
     def start(
         self,
@@ -188,7 +80,7 @@ class Drafter:
                 raise ValueError(f"request_id {request_id!r} is already running")
             record = self.history.record_for(key)
             step = record.step_of_new_request(training_step)
-            request = _Request(prompt, key, record, step, NO_LIMIT if max_total_tokens is None else max_total_tokens)
+            request = LiveRequest(prompt, key, record, step, NO_LIMIT if max_total_tokens is None else max_total_tokens)
             request.enter(self.history.tree_for(key, step), self._table)
             record.open_requests[request] = None
             self._requests[request_id] = request
@@ -224,9 +116,42 @@ class Drafter:
                 return
             if self._in_environment:
                 self._enter_environment()
-            num_tokens = self._table.extend(request.row, token_ids, num_verified_draft_tokens)
+            (num_tokens,) = self._table.extend([request.row], [token_ids], [num_verified_draft_tokens])
             if request.runs:
                 request.count_generated(num_tokens)
+
+    def extend_batch(
+        self,
+        token_ids: Mapping[str, TokenIds],
+        *,
+        num_verified_draft_tokens: Mapping[str, int] | None = None,
+    ) -> None:
+        """Tell what the engine emitted in one decode step, for many requests: `extend` for each, in order, but faster.
+
+        Args:
+            token_ids: the tokens of each request.
+            num_verified_draft_tokens: how many tokens of its pending draft the engine verified; a request not named,
+                or None: all of it.
+
+        Raises:
+            KeyError: unknown request. TypeError, ValueError: as `extend`. Nothing changes then.
+            MemoryError: requests before the one that found no memory have been extended.
+
+        Complexity: O(tokens).
+        """
+        verified = num_verified_draft_tokens or {}
+        with self._lock:
+            try:
+                requests = [self._requests[request_id] for request_id in token_ids]
+            except KeyError as error:
+                raise KeyError(f"request {error.args[0]!r} is not running") from None
+            if self._in_environment:
+                self._enter_environment()
+            rows = [request.row for request in requests]
+            counts = self._table.extend(rows, list(token_ids.values()), [verified.get(name) for name in token_ids])
+            for request, num_tokens in zip(requests, counts, strict=True):
+                if request.runs:
+                    request.count_generated(num_tokens)
 
     def draft(
         self,
@@ -348,7 +273,7 @@ class Drafter:
             running = (AcceptanceCounters(*self._table.counters(r.row)) for r in self._requests.values())
             return sum(running, self._finished)
 
-    def _request(self, request_id: str) -> _Request:
+    def _request(self, request_id: str) -> LiveRequest:
         request = self._requests.get(request_id)
         if request is None:
             raise KeyError(f"request {request_id!r} is not running")

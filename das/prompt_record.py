@@ -202,7 +202,6 @@ class PromptRecord:
             self.version += 1
         return num_expired
 
-
     def _share_prompt(self, rollout: Rollout) -> Rollout:
         """Let the rollouts of one prompt hold one array of its token ids."""
         if self._prompt is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 
 import numpy as np
 
@@ -67,5 +68,5 @@ def _runs(rollout: Rollout) -> Iterator[tuple[bool, TokenArray]]:
         yield True, rollout.response_token_ids
         return
     bounds = [0, *(np.flatnonzero(np.diff(mask)) + 1).tolist(), len(mask)]
-    for start, end in zip(bounds, bounds[1:], strict=False):
+    for start, end in pairwise(bounds):
         yield bool(mask[start]), rollout.response_token_ids[start:end]

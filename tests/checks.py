@@ -2,9 +2,10 @@
 
 from contextlib import contextmanager
 
+from das._tree_arrays import _fail_allocation_after
 from oracle import NaiveSuffixTree, add_up, list_continuations
 
-from das._suffix_tree import SuffixTree, _fail_allocation_after
+from das._suffix_tree import SuffixTree
 
 UNSEEN_TOKEN_ID = 1_234_567_890
 

@@ -28,6 +28,7 @@ das
 das.state
 das.step
 das.drafter
+das.live_request
 das.budget
 das.lengths das.latency
 das.history das.confidence das.metrics

@@ -6,7 +6,8 @@ import textwrap
 
 PROLOGUE = """
     import contextlib, gc, resource
-    from das._suffix_tree import SuffixTree, _fail_allocation_after
+    from das._suffix_tree import SuffixTree
+    from das._tree_arrays import _fail_allocation_after
 
     def resident_bytes():
         gc.collect()
@@ -36,11 +37,11 @@ FAIL = """
     long = list(range(50_000))
 
     def work():
-        for n in range(4):
-            _fail_allocation_after(n)
-            for call in (lambda: tree.add(long), lambda: tree.extend(sequence, long), lambda: SuffixTree()):
+        for n in range(3):
+            # the first allocation, so that the tree never grows; a new tree needs three
+            for after, call in ((0, lambda: tree.add(long)), (0, lambda: tree.extend(sequence, long)), (n, SuffixTree)):
+                _fail_allocation_after(after)
                 with contextlib.suppress(MemoryError):
-                    _fail_allocation_after(n % 2)
                     call()
         _fail_allocation_after(-1)
         for _ in range(200):

@@ -4,8 +4,9 @@ import random
 
 import pytest
 from checks import CheckedTree
+from das._tree_arrays import EDGE_BYTES, NODE_BYTES
 
-from das._suffix_tree import MAX_ORDER, NODE_BYTES, SuffixTree
+from das._suffix_tree import MAX_ORDER, SuffixTree
 
 
 def word(letters):
@@ -375,7 +376,7 @@ def test_long_interleaved_sequences(num_letters, max_order):
 
 
 def test_constants():
-    assert (MAX_ORDER, NODE_BYTES) == (16, 32)
+    assert (MAX_ORDER, NODE_BYTES, EDGE_BYTES) == (16, 32, 16)
 
 
 def test_memory_grows_with_the_text_and_within_reason():

@@ -196,7 +196,9 @@ class Replay:
         done = 0
         for batch in self._batches:
             self.drafter.history.prepare({rollout.key for rollout in batch.rollouts})
-            self._current = _BatchRun(batch, self.drafter, self.policy, self._clock, f"{self._names}-{self._num_started}")
+            self._current = _BatchRun(
+                batch, self.drafter, self.policy, self._clock, f"{self._names}-{self._num_started}"
+            )
             self._num_started += len(batch.rollouts)
             while self._current.active:
                 done += self._current.step(in_lockstep=self._in_lockstep)
@@ -299,9 +301,7 @@ class _Logged:
 class _BatchRun:
     """One batch while it runs."""
 
-    def __init__(
-        self, batch: _Batch, drafter: Drafter, policy: BudgetPolicy, clock: _Clock, name: str
-    ) -> None:
+    def __init__(self, batch: _Batch, drafter: Drafter, policy: BudgetPolicy, clock: _Clock, name: str) -> None:
         self._batch = batch
         self._drafter = drafter
         self._policy = policy

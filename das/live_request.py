@@ -1,0 +1,119 @@
+"""One generation in flight: its row in the native table, and its open sequence in its prompt's tree."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from das._draft import LiveRequests
+from das.prompt_record import PromptRecord
+from das.prompt_tree import PromptTree
+from das.rollout import TokenArray, TokenIds
+
+
+class LiveRequest:
+    """A running request. Its tokens since the prompt lie in the native table, its evidence in the tree."""
+
+    __slots__ = (
+        "is_generated",
+        "key",
+        "max_total_tokens",
+        "pending_environment",
+        "prompt",
+        "record",
+        "row",
+        "runs",
+        "sequence",
+        "table",
+        "training_step",
+        "tree",
+    )
+
+    def __init__(
+        self, prompt: TokenArray, key: int, record: PromptRecord, training_step: int, max_total_tokens: int
+    ) -> None:
+        self.prompt = prompt
+        self.key = key
+        self.record = record
+        self.training_step = training_step
+        self.max_total_tokens = max_total_tokens
+        self.runs: list[list[int]] = []  # [is generated, number of tokens], only once environment tokens came
+        self.pending_environment = 0  # trailing environment tokens that the tree has not seen yet
+        self.tree: PromptTree
+        self.sequence: int
+        self.table: LiveRequests
+        self.row: int
+
+    def enter(self, tree: PromptTree, table: LiveRequests) -> None:
+        """Open a sequence behind the prompt and take a row for it."""
+        self.tree = tree
+        self.table = table
+        self.sequence = tree.open(self.prompt)
+        try:
+            self.row = table.add(
+                tree.tree,
+                self.sequence,
+                num_prompt_tokens=len(self.prompt),
+                max_total_tokens=self.max_total_tokens,
+                prompt_key=self.key,
+            )
+        except BaseException:
+            tree.tree.close(self.sequence)
+            raise
+
+    def move_to(self, tree: PromptTree) -> None:
+        """Continue in another tree of the same prompt, with everything generated so far."""
+        response = self.table.response(self.row)
+        sequence = tree.open(self.prompt)
+        position = 0
+        for generated, length in self.runs or [[True, len(response)]]:
+            tokens = response[position : position + length]
+            position += length
+            if generated:
+                tree.tree.extend(sequence, tokens)
+            else:
+                tree.tree.close(sequence)
+                sequence = tree.open_behind(tokens)
+        self.pending_environment = 0
+        self._replace(tree, sequence)
+
+    def note_environment(self, token_ids: TokenIds) -> None:
+        """Environment tokens arrived: the context from now on, but nothing that follows a generated token."""
+        num_before = self.table.num_response_tokens(self.row)
+        num_tokens = self.table.note(self.row, token_ids)
+        if num_tokens == 0:
+            return
+        if not self.runs:
+            self.runs = [[True, num_before]]
+        if self.runs[-1][0]:
+            self.runs.append([False, 0])
+        self.runs[-1][1] += num_tokens
+        self.pending_environment += num_tokens
+
+    def enter_environment(self) -> None:
+        """Give the tree the environment tokens that arrived since the last generated one."""
+        if self.pending_environment:
+            tokens = self.table.response(self.row)[-self.pending_environment :]
+            self.tree.tree.close(self.sequence)
+            self.pending_environment = 0
+            self._replace(self.tree, self.tree.open_behind(tokens))
+
+    def count_generated(self, num_tokens: int) -> None:
+        if self.runs and num_tokens:
+            if not self.runs[-1][0]:
+                self.runs.append([True, 0])
+            self.runs[-1][1] += num_tokens
+
+    def leave(self) -> tuple[TokenArray, np.ndarray | None]:
+        """Close the sequence, give back the row, and return the response and its mask (None: all generated)."""
+        response = self.table.response(self.row)
+        mask = None
+        if self.runs:
+            mask = np.repeat([bool(run[0]) for run in self.runs], [run[1] for run in self.runs])
+        self.tree.tree.close(self.sequence)
+        self.table.remove(self.row)
+        return response, mask
+
+    def _replace(self, tree: PromptTree, sequence: int) -> None:
+        self.tree = tree
+        self.sequence = sequence
+        self.table.move(self.row, tree.tree, sequence)
