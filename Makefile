@@ -1,4 +1,5 @@
 # demo: replay the example log.   test: run the tests (ARGS='-k history').   lint: everything static.
+# checked: native code under sanitizers.    mutations: do the tests notice broken code? (ARGS='--sample 1/10')
 # bench: das beside its peers.    clean: remove what was built; virtual environments stay.
 
 PYTHON ?= python3
@@ -8,7 +9,7 @@ STUBBED = $(subst /,.,$(basename $(wildcard das/*.pyi)))
 NATIVE = pyproject.toml $(wildcard das/*.pyx das/*.pxd)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint checked mutations bench clean
 
 demo: .venv/.das-analysis
 	.venv/bin/das inspect $(EXAMPLE)
@@ -23,6 +24,12 @@ lint: .venv/.das-dev
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/python -m mypy.stubtest $(STUBBED) --allowlist tests/stubtest_allowlist.txt
+
+checked: .venv/.das-dev
+	.ci/checked_build .venv/bin/python
+
+mutations: .venv/.das-dev
+	.venv/bin/python -u tests/mutations/run.py $(ARGS)
 
 bench: $(PEERS)/.das
 	PATH="$(CURDIR)/$(PEERS)/bin:$$PATH" sh bench/run.sh $(ARGS)

@@ -85,6 +85,7 @@ cdef enum:
 cdef struct Evidence:           # what the contexts of one position say
     int32_t num_levels
     double[NUM_ORDERS] total    # occurrences with a next token, per context
+    double[NUM_ORDERS] share    # 1 / (total + KAPPA)
     double[NUM_ORDERS] top_count
     int32_t[NUM_ORDERS] top_token
 
@@ -101,6 +102,7 @@ cdef void _gather(Tree* tree, Cursor* cursor, Evidence* evidence) noexcept nogil
         if found.top_count == 0:
             break
         evidence.total[level] = <double>found.total[RUNNING] + found.total[HISTORY]
+        evidence.share[level] = 1.0 / (evidence.total[level] + KAPPA)
         evidence.top_count[level] = found.top_count
         evidence.top_token[level] = found.top_token
         evidence.num_levels = level + 1
@@ -144,7 +146,7 @@ cdef double _best(Tree* tree, Cursor* cursor, Evidence* evidence, Prediction* be
             estimate = FIRST_ESTIMATE
             for other in range(evidence.num_levels):
                 estimate = ((_count_at(tree, cursor, evidence, other, token) + KAPPA * estimate)
-                            / (evidence.total[other] + KAPPA))
+                            * evidence.share[other])
             if estimate > probability:
                 probability = estimate
                 best.token = token

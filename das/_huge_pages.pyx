@@ -18,6 +18,11 @@ from libc.stdlib cimport free, malloc, realloc
 cdef extern from *:
     """
     #include <sys/mman.h>
+    #ifdef DAS_PLAIN_MALLOC     /* the sanitizer build: it sees overflows only in blocks that malloc gave */
+    #define DAS_SMALLEST_RUN ((size_t)-1)
+    #else
+    #define DAS_SMALLEST_RUN ((size_t)4096)
+    #endif
     #ifndef MAP_ANONYMOUS
     #define MAP_ANONYMOUS MAP_ANON
     #endif
@@ -31,6 +36,7 @@ cdef extern from *:
     #endif
     }
     """
+    const size_t SMALLEST_RUN_BYTES "DAS_SMALLEST_RUN"
     void* das_map(size_t num_bytes) noexcept nogil
     void das_want_huge_pages(void* block, size_t num_bytes) noexcept nogil
     int munmap(void* block, size_t num_bytes) noexcept nogil
@@ -59,7 +65,7 @@ cdef void* allocate(size_t num_bytes) noexcept nogil:
     cdef int32_t num_units
     cdef void* block = NULL
     cdef Py_ssize_t i
-    if num_bytes < UNIT_BYTES:
+    if num_bytes < SMALLEST_RUN_BYTES:
         return malloc(max(num_bytes, <size_t>1))
     if num_bytes > <size_t>UNIT_BYTES * 0x7FFFFFF0:
         return NULL
@@ -78,7 +84,7 @@ cdef void* allocate(size_t num_bytes) noexcept nogil:
 cdef void release(void* block, size_t num_bytes) noexcept nogil:
     """Give back a block of the size it was asked for; NULL is ignored."""
     cdef Py_ssize_t i
-    if block == NULL or num_bytes < UNIT_BYTES:
+    if block == NULL or num_bytes < SMALLEST_RUN_BYTES:
         free(block)
         return
     with _lock:

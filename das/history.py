@@ -130,6 +130,13 @@ class RolloutHistory:
                     self._builders = ThreadPoolExecutor(self._num_threads, thread_name_prefix="das-prepare")
                 self._builds[key] = (record.version, self._builders.submit(PromptTree, record.window()))
 
+    def discard_builds(self) -> None:
+        """Forget what `prepare` ordered; what has not begun is never built. Complexity: O(prompts ordered)."""
+        with self.lock:
+            for _, build in self._builds.values():
+                build.cancel()
+            self._builds.clear()
+
     def maintain(self, *, max_us: float = 500.0) -> None:
         """Install trees that are ready, for prompts that have none and no open requests, until the time is used up.
 

@@ -1,8 +1,10 @@
 """The files under examples/: the log holds what NOTICE.md says, and the walk-through runs."""
 
+import re
 import subprocess
 import sys
 
+import pytest
 from command_runs import REPOSITORY
 
 from das.analysis import read_log
@@ -36,3 +38,11 @@ def test_the_walkthrough_prints_figures_that_add_up() -> None:
     ]
     assert figures["num_emitted_tokens"] == sum(lengths)
     assert figures["tokens_per_decode_step"] > 2
+
+
+def test_the_readme_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (REPOSITORY / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    exec(compile(code, "README.md", "exec"), {})
+    drafted, measured = capsys.readouterr().out.splitlines()
+    assert drafted.startswith("[1, 2, 3, 4, 5, 9] [0.7")
+    assert measured == f"3.0 {2 / 6}"

@@ -165,6 +165,17 @@ def test_maintain_installs_only_what_no_request_uses(monkeypatch):
     assert (history.statistics().num_builds_ahead, history.statistics().num_builds_on_start) == (2, 1)
 
 
+def test_discarded_builds_are_never_built():
+    history = RolloutHistory()
+    for number in range(50):
+        history.add(rollout([1, 2, 3] * 2000, prompt=[number]))
+    history.prepare(prompt_key([number]) for number in range(50))
+    history.discard_builds()
+    history.discard_builds()  # there is nothing left
+    Drafter(history).start("r", prompt_token_ids=[40])
+    assert (history.statistics().num_builds_ahead, history.statistics().num_builds_on_start) == (0, 1)
+
+
 def test_maintain_builds_nothing(monkeypatch):
     """A prepared tree that holds too much by now is of no use; building another would not be O(1)."""
     monkeypatch.setattr("das.history.ThreadPoolExecutor", FastPool)

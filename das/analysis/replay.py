@@ -192,6 +192,12 @@ class Replay:
 
     def run(self, *, progress: Callable[[int, int], None] | None = None) -> None:
         """Replay to the end. After an exception, KeyboardInterrupt included, `result` still tells what was counted."""
+        try:
+            self._run(progress)
+        finally:
+            self.drafter.history.discard_builds()  # else the interpreter would wait for them at its end
+
+    def _run(self, progress: Callable[[int, int], None] | None) -> None:
         total = sum(_num_generated(rollout) for batch in self._batches for rollout in batch.rollouts)
         done = 0
         for batch in self._batches:
@@ -348,8 +354,7 @@ class _BatchRun:
         self._clock.add("plan", start_s, len(requests))
         emitted = [request.verify(draft) for request, draft in zip(requests, proposed, strict=True)]
         start_s = time.perf_counter()
-        for request, token_ids in zip(requests, emitted, strict=True):
-            self._drafter.extend(request.request_id, token_ids)
+        self._drafter.extend_batch({request.request_id: ids for request, ids in zip(requests, emitted, strict=True)})
         self._clock.add("extend", start_s, len(requests))
         for request, token_ids in zip(requests, emitted, strict=True):
             request.emitted += token_ids

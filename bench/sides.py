@@ -1,0 +1,153 @@
+"""das and its peers behind one face, as an engine drives them: one call a decode step, for all running requests."""
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from platform import python_version
+from time import sleep
+from typing import Any, Protocol
+
+import das
+from bench import peers
+from bench.rollouts import Tokens
+from das.budget import BudgetPolicy
+
+Draft = list[int] | tuple[list[int], list[int]]
+"""A chain; or a tree: its tokens, and the index of each token's parent, -1 for the end of the context."""
+
+MAX_DRAFT_TOKENS = 16
+
+
+class Side(Protocol):
+    """One competitor. History is added first, then `ready` is called once, then requests come and go."""
+
+    def settings(self) -> dict[str, object]:
+        """What is in force, and the versions."""
+
+    def add(self, key: int, prompt: Tokens, response: Tokens) -> None:
+        """Take in an earlier rollout of a prompt."""
+
+    def ready(self) -> None:
+        """Index what was added, where that has not happened yet."""
+
+    def start(self, name: str, key: int, prompt: Tokens) -> None:
+        """Begin a request."""
+
+    def draft(self, names: Sequence[str], num_running: int) -> Sequence[Draft]:
+        """Draft for requests: one draft each."""
+
+    def extend(self, tokens: Mapping[str, list[int]]) -> None:
+        """Take in what requests emitted."""
+
+    def finish(self, name: str) -> None:
+        """End a request."""
+
+
+class Das:
+    """das: a history, a drafter, `plan_step` and `extend_batch`."""
+
+    def __init__(self, policy: BudgetPolicy) -> None:
+        self._policy = policy
+        self._history = das.RolloutHistory(max_bytes=1 << 40)
+        self._drafter = das.Drafter(self._history)
+
+    def settings(self) -> dict[str, object]:
+        """The policy, and versions."""
+        return {
+            "policy": repr(self._policy),
+            "window_epochs": self._history.window_epochs,
+            "das": das.__version__,
+            "numpy": version("numpy"),
+            "python": python_version(),
+        }
+
+    def add(self, key: int, prompt: Tokens, response: Tokens) -> None:
+        """Store the rollout, as of an earlier step."""
+        self._history.add(
+            das.Rollout(prompt_token_ids=prompt, response_token_ids=response, training_step=0, prompt_key=key)
+        )
+
+    def ready(self) -> None:
+        """Build all prompts' trees."""
+        keys = self._history.prompt_keys()
+        self._history.prepare(keys)
+        while self._history.statistics().num_trees < len(keys):
+            sleep(0.01)
+            self._history.maintain(max_us=1e9)
+
+    def start(self, name: str, key: int, prompt: Tokens) -> None:
+        """Begin a request of the next step."""
+        self._drafter.start(name, prompt_token_ids=prompt, prompt_key=key, training_step=1)
+
+    def draft(self, names: Sequence[str], num_running: int) -> Sequence[Draft]:
+        """Plan the step and read the drafts."""
+        drafts = das.plan_step(self._drafter, names, policy=self._policy, num_running=num_running)
+        return [drafts[name].draft_token_ids for name in names]
+
+    def extend(self, tokens: Mapping[str, list[int]]) -> None:
+        """One call for all."""
+        self._drafter.extend_batch(tokens)
+
+    def finish(self, name: str) -> None:
+        """The rollout enters the history."""
+        self._drafter.finish(name)
+
+
+class OfPeer:
+    """A peer, called once per request, which is all they offer.
+
+    Args:
+        peer: name of the peer. A name with `:tree` drafts trees.
+        cap: most tokens of a draft.
+        settings: replace those of the name.
+    """
+
+    def __init__(self, peer: str, cap: int, settings: Mapping[str, object]) -> None:
+        name, _, mode = peer.partition(":")
+        self._peer: Any = peers.create(name, **settings)  # a tree peer where mode says so
+        self._cap = cap
+        self._propose = self._peer.draft_tree if mode == "tree" else self._peer.draft
+
+    def settings(self) -> dict[str, object]:
+        """The peer's own account, and the cap."""
+        return {**self._peer.applied_settings(), "max_draft_tokens": self._cap}
+
+    def add(self, key: int, prompt: Tokens, response: Tokens) -> None:
+        """Index it, as plain ints: what every peer takes."""
+        self._peer.add(key, prompt.tolist(), response.tolist())
+
+    def ready(self) -> None:
+        """Peers index at once."""
+
+    def start(self, name: str, key: int, prompt: Tokens) -> None:
+        """Begin a request."""
+        self._peer.start(name, key, prompt.tolist())
+
+    def draft(self, names: Sequence[str], num_running: int) -> Sequence[Draft]:
+        """Propose for one after the other."""
+        propose, cap = self._propose, self._cap
+        return [propose(name, cap) for name in names]
+
+    def extend(self, tokens: Mapping[str, list[int]]) -> None:
+        """Append for one after the other."""
+        extend = self._peer.extend
+        for name, token_ids in tokens.items():
+            extend(name, token_ids)
+
+    def finish(self, name: str) -> None:
+        """End a request."""
+        self._peer.finish(name)
+
+
+_POLICIES: dict[str, Callable[[float], BudgetPolicy]] = {
+    "price": lambda value: das.PriceBudget(min_survival=value, max_draft_tokens=MAX_DRAFT_TOKENS),
+    "fixed": lambda value: das.FixedBudget(int(value)),
+}
+
+
+def create(side: str, *, cap: int = MAX_DRAFT_TOKENS, **settings: object) -> Side:
+    """Make a side: a peer's name with its settings, or das with a policy: `das:price=0.15`, `das:fixed=8`."""
+    name, _, policy = side.partition(":")
+    if name != "das":
+        return OfPeer(side, cap, settings)
+    kind, _, value = policy.partition("=")
+    return Das(_POLICIES[kind](float(value)))
