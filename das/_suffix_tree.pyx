@@ -10,7 +10,8 @@ from das._tree cimport (
     open_sequence, read_continuation, reserve, step,
 )
 from das._tree_arrays cimport (
-    HISTORY, MAX_ORDER_C, NONE, ROOT, RUNNING, Node, Place, Prompt, Tree, allocated_bytes, free_arrays, grow, grow_edges,
+    HISTORY, MAX_ORDER_C, NONE, ROOT, RUNNING, Node, Place, Prompt, Tree, allocated_bytes, expect_tokens,
+    free_arrays, grow, grow_edges,
 )
 from das._tree_check cimport check_tree
 
@@ -26,9 +27,11 @@ cdef class SuffixTree:
 
     Args:
         max_order: longest context, in tokens, 1..16.
+        num_expected_tokens: about how many tokens will be added; memory is taken for them at once, which saves the
+            growing. A hint: any number may follow.
 
     Raises:
-        TypeError, ValueError: max_order is not an int, or not in 1..16.
+        TypeError, ValueError: an argument is not an int, or out of range. MemoryError: no room for what is expected.
 
     Complexity: one token costs at most max_order + 1 steps of O(1); about 50 bytes a token.
     Thread safety: every method takes the tree's mutex; `add`, `add_prompt` and `extend` work without the GIL.
@@ -44,7 +47,7 @@ cdef class SuffixTree:
         self.tree.num_nodes = 1
         self.tree.num_prompts = 1
 
-    def __init__(self, *, max_order=MAX_ORDER_C):
+    def __init__(self, *, max_order=MAX_ORDER_C, num_expected_tokens=0):
         if isinstance(max_order, bool) or not isinstance(max_order, int):
             raise TypeError(f"max_order must be an int, not {type(max_order).__name__}")
         if not 1 <= max_order <= MAX_ORDER_C:
@@ -53,7 +56,13 @@ cdef class SuffixTree:
             if max_order != self.tree.max_order:
                 raise ValueError(f"max_order is {self.tree.max_order} and cannot change in a tree that holds tokens")
             return
+        if isinstance(num_expected_tokens, bool) or not isinstance(num_expected_tokens, int):
+            raise TypeError(f"num_expected_tokens must be an int, not {type(num_expected_tokens).__name__}")
+        if not 0 <= num_expected_tokens < 1 << 31:
+            raise ValueError(f"num_expected_tokens is {num_expected_tokens}; it must be 0 <= num_expected_tokens < 2**31")
         self.tree.max_order = max_order
+        if num_expected_tokens > 0:
+            expect_tokens(&self.tree, num_expected_tokens)
 
     def __dealloc__(self):
         free_arrays(&self.tree)
@@ -307,7 +316,7 @@ cdef class SuffixTree:
         raise KeyError(f"sequence {sequence!r} is not open in this tree")
 
     cdef int32_t prompt_of(self, object prompt) except -1:
-        if not isinstance(prompt, int) or not 0 <= prompt < self.tree.num_prompts:
+        if isinstance(prompt, bool) or not isinstance(prompt, int) or not 0 <= prompt < self.tree.num_prompts:
             raise KeyError(f"prompt {prompt!r} was not added to this tree")
         return prompt
 

@@ -78,6 +78,7 @@ cdef struct Tree:
 
 cdef int grow(void** array, int64_t* capacity, int64_t needed, size_t item_bytes) except -1 nogil
 cdef int grow_edges(Tree* tree, int64_t needed) except -1 nogil
+cdef int expect_tokens(Tree* tree, int64_t num_tokens) except -1 nogil
 cdef void free_arrays(Tree* tree) noexcept nogil
 cdef int64_t allocated_bytes(const Tree* tree) noexcept nogil
 

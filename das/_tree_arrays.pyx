@@ -68,6 +68,15 @@ cdef int grow_edges(Tree* tree, int64_t needed) except -1 nogil:
     return 0
 
 
+cdef int expect_tokens(Tree* tree, int64_t num_tokens) except -1 nogil:
+    """Make room for that many more tokens of ordinary text, where .5 nodes and 1.2 edges a token are usual."""
+    cdef int64_t num_text = tree.num_text + num_tokens + num_tokens // 16
+    grow(<void**>&tree.nodes, &tree.nodes_capacity, tree.num_nodes + num_tokens * 11 // 20, sizeof(Node))
+    grow(<void**>&tree.text, &tree.text_capacity, num_text, sizeof(int32_t))
+    grow(<void**>&tree.leaf_parent, &tree.leaf_parent_capacity, num_text, sizeof(uint32_t))
+    return grow_edges(tree, tree.num_edges + num_tokens * 5 // 4)
+
+
 cdef void free_arrays(Tree* tree) noexcept nogil:
     release(tree.nodes, tree.nodes_capacity * sizeof(Node))
     release(tree.text, tree.text_capacity * sizeof(int32_t))

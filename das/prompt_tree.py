@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -25,8 +25,9 @@ class PromptTree:
 
     __slots__ = ("_prompts", "included", "running_step", "tree")
 
-    def __init__(self, rollouts: Iterable[tuple[int, Rollout]] = ()) -> None:
-        self.tree = SuffixTree()
+    def __init__(self, rollouts: Sequence[tuple[int, Rollout]] = ()) -> None:
+        num_tokens = sum([len(rollout.response_token_ids) for _, rollout in rollouts])
+        self.tree = SuffixTree(num_expected_tokens=num_tokens)
         self.included: set[int] = set()  # serial numbers of the rollouts in the tree
         self.running_step: int | None = None  # training step of the newest request that started here
         self._prompts: dict[bytes, int] = {}

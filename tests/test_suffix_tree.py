@@ -390,3 +390,24 @@ def test_memory_grows_with_the_text_and_within_reason():
     assert sizes == sorted(sizes)
     assert 0 <= sizes[0] < 100_000
     assert sizes[-1] < 200 * tree.num_tokens
+
+
+@pytest.mark.parametrize("num_expected_tokens", [0, 1, 40, 100_000])
+def test_what_is_expected_changes_no_answer(num_expected_tokens):
+    words = [[1, 2, 3, 1, 2, 4] * 9, [1, 2, 3] * 20, list(range(100))]
+    hinted, plain = SuffixTree(num_expected_tokens=num_expected_tokens), SuffixTree()
+    for tree in (hinted, plain):
+        for word in words:
+            tree.add(word)
+        tree.check_invariants()
+    for context in ([], [1], [1, 2], [2, 3, 1], [40, 41, 42]):
+        assert hinted.counts(context) == plain.counts(context)
+        assert hinted.top_child(context) == plain.top_child(context)
+
+
+def test_expected_tokens_fit_without_growing():
+    tree = SuffixTree(num_expected_tokens=20_000)
+    before = tree.memory_bytes()
+    order = random.Random(0)
+    tree.add([order.randrange(60) if order.random() < 0.5 else 7 for _ in range(10_000)])
+    assert tree.memory_bytes() - before < 1000  # one slot for the sequence

@@ -174,6 +174,19 @@ def test_max_order_is_an_int(max_order):
 
 def test_defaults():
     assert SuffixTree().max_order == 16
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"), [(-1, ValueError), (2**31, ValueError), ("4", TypeError), (True, TypeError)]
+)
+def test_expected_tokens_that_make_no_sense(wrong, error):
+    with pytest.raises(error, match="num_expected_tokens"):
+        SuffixTree(num_expected_tokens=wrong)
+
+
+def test_a_handle_is_not_a_truth_value(checked):
+    with pytest.raises(KeyError, match="True"):
+        checked.tree.open(prompt=True)
     assert [SuffixTree(max_order=order).max_order for order in range(1, 17)] == list(range(1, 17))
     by_default, explicit = SuffixTree(), SuffixTree(max_order=16)
     for tree, prompt in ((by_default, {}), (explicit, {"prompt": 0})):
