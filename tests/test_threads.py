@@ -10,13 +10,13 @@ import threading
 
 import pytest
 from checks import CheckedTree
+from thread_runs import TIMEOUT_S, run_threads
 
 from das._suffix_tree import SuffixTree
 
 NUM_WRITERS = 8
 NUM_READERS = 2
 PROMPT = [1, 2, 3, 1, 2]
-TIMEOUT_S = 30
 
 
 @pytest.fixture(autouse=True)
@@ -31,28 +31,6 @@ def no_deadlock(capfd):
     faulthandler.cancel_dump_traceback_later()
     os.close(stderr)
     sys.setswitchinterval(interval)
-
-
-def run_threads(*functions):
-    """Run the functions at once; raise what one of them raised."""
-    errors = []
-    barrier = threading.Barrier(len(functions))
-
-    def run(function):
-        try:
-            barrier.wait(TIMEOUT_S)
-            function()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(function,), daemon=True) for function in functions]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(TIMEOUT_S)
-        assert not thread.is_alive(), "a thread hangs"
-    if errors:
-        raise errors[0]
 
 
 def script(name):

@@ -7,12 +7,12 @@ import time
 
 import pytest
 from rollout_samples import count, rollout, tree_of
+from thread_runs import run_threads
 
 from das import AcceptanceCounters, Drafter, PriceBudget, RolloutHistory, plan_step
 
 KEYS = (10, 11, 12)
 NUM_ROUNDS, GROUP = 48, 4
-TIMEOUT_S = 60
 
 
 @pytest.fixture(autouse=True)
@@ -21,28 +21,6 @@ def switch_often():
     sys.setswitchinterval(1e-5)
     yield
     sys.setswitchinterval(interval)
-
-
-def run_threads(*functions):
-    """Run the functions at once; raise what one of them raised."""
-    errors = []
-    barrier = threading.Barrier(len(functions))
-
-    def run(function):
-        try:
-            barrier.wait(TIMEOUT_S)
-            function()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(function,), daemon=True) for function in functions]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(TIMEOUT_S)
-        assert not thread.is_alive(), "a thread hangs"
-    if errors:
-        raise errors[0]
 
 
 def response(name, round_, i):
