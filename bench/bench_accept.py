@@ -132,7 +132,7 @@ def print_tables(rows: list[Row]) -> None:
             ["side", *(f"@{point}" for point in POINTS), "J128", "J16", "J1", "batch cost"],
             [
                 [name, *(interpolate(_curve(mine, name), point) for point in POINTS),
-                 *(min(_figure(mine, name, value, cost) for value in FAMILIES[name].values) for cost in COSTS)]
+                 *(min(row[cost] for row in mine if row["job"]["family"] == name) for cost in COSTS)]
                 for name in families
             ],
         )  # fmt: skip

@@ -11,8 +11,9 @@ import argparse
 import gc
 from collections.abc import Sequence
 from itertools import product
+from operator import itemgetter
 
-from bench.decode import Decode
+from bench.decode import Decode, PassTimes
 from bench.harness import Job, Row, measure_all, median, parser, percentile, print_table
 from bench.rollouts import GROUP_SIZE, prompts_of_size, shuffled_targets
 from bench.sides import create
@@ -38,7 +39,7 @@ def measure(job: Job) -> Row:
             side.add(prompt.key, prompt.token_ids, response)
     side.ready()
     decode = Decode(side, shuffled_targets(prompts, job["seed"]), max_running=running)
-    times = []
+    times: list[PassTimes] = []
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -95,21 +96,11 @@ def print_tables(rows: list[Row]) -> None:
 
 def _line(rows: list[Row], side: str, tokens: int, running: int) -> list[object]:
     mine = _of(rows, side, tokens, running)
-    times = [
-        median(mine, lambda row, phase=phase, value=value: row[f"{phase}_us"][value])
-        for phase, value in (("draft", "p50"), ("draft", "p99"), ("extend", "p50"), ("extend", "p99"), ("sum", "p50"),
-                             ("sum", "p99"), ("sum", "min"))
-    ]  # fmt: skip
-    counts = [
-        median(mine, lambda row, name=name: row[name])
-        for name in ("tokens_per_step", "drafted_per_step", "acceptance_rate")
-    ]
     base = _of(rows, DAS, tokens, running)
-    ratios = [
-        median(mine, lambda row, value=value: row["sum_us"][value])
-        / median(base, lambda row, value=value: row["sum_us"][value])
-        for value in ("p50", "min")
-    ]
+    shown = (("draft", "p50"), ("draft", "p99"), ("extend", "p50"), ("extend", "p99"), ("sum", "p50"), ("sum", "p99"))
+    times = [_us(mine, phase, value) for phase, value in (*shown, ("sum", "min"))]
+    counts = [median(mine, itemgetter(name)) for name in ("tokens_per_step", "drafted_per_step", "acceptance_rate")]
+    ratios = [_us(mine, "sum", value) / _us(base, "sum", value) for value in ("p50", "min")]
     return [side, *times, *counts, *ratios]
 
 
@@ -122,15 +113,15 @@ def _print_growth(rows: list[Row], cells: Sequence[tuple[int, int]]) -> None:
         f"growth: sum p50 at {high:,} over {low:,} indexed tokens (bars for das: 2 at 1 running, 3 at 256)",
         ["side", *(f"{number} running" for number in running)],
         [
-            [side, *(_sum_us(_of(rows, side, high, number)) / _sum_us(_of(rows, side, low, number))
+            [side, *(_us(_of(rows, side, high, number), "sum", "p50") / _us(_of(rows, side, low, number), "sum", "p50")
                      for number in running)]
             for side in _sides(rows)
         ],
     )  # fmt: skip
 
 
-def _sum_us(rows: list[Row]) -> float:
-    return median(rows, lambda row: row["sum_us"]["p50"])
+def _us(rows: list[Row], phase: str, value: str) -> float:
+    return median(rows, lambda row: row[f"{phase}_us"][value])
 
 
 def _of(rows: list[Row], side: str, tokens: int, running: int) -> list[Row]:

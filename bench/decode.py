@@ -152,10 +152,10 @@ def _chain(draft: list[int], ahead: list[int]) -> list[int]:
 def _path(token_ids: list[int], parents: list[int], ahead: list[int]) -> list[int]:
     children = {(parent, token): node for node, (token, parent) in enumerate(zip(token_ids, parents, strict=True))}
     path: list[int] = []
-    node: int | None = -1
+    node = -1
     for token in ahead:
-        node = children.get((node, token))
-        if node is None:
+        if (node, token) not in children:
             break
+        node = children[node, token]
         path.append(token)
     return path

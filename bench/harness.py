@@ -64,6 +64,10 @@ def measure_all(bench: str, jobs: Sequence[Job], options: argparse.Namespace, *,
             else:
                 print(f"[{done}/{len(queue)}] {label(job)}: {result['wall_s']:.1f} s", file=sys.stderr)
                 rows.append((number, row))
+    if len(rows) < len(queue):
+        print(
+            f"\n{bench}: {len(queue) - len(rows)} of {len(queue)} measurements are absent or failed; see its JSON lines"
+        )
     return [row for _, row in sorted(rows, key=lambda item: item[0])]
 
 

@@ -3,6 +3,7 @@
 import gc
 import random
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
@@ -41,7 +42,7 @@ def _index_das(prompts: list[Prompt]) -> tuple[float, int, Row]:
     start_s = perf_counter()
     trees = []
     for prompt in prompts:
-        tree = SuffixTree()
+        tree = SuffixTree(num_expected_tokens=sum(map(len, prompt.history)))
         handle = tree.add_prompt(prompt.token_ids)
         for response in prompt.history:
             tree.add(response, prompt=handle)
@@ -71,7 +72,7 @@ def _index_peer(side: str, prompts: list[Prompt]) -> tuple[float, int, Row]:
         prompt_ids = prompt.token_ids.tolist()
         for response in prompt.history:
             # Arctic takes an array that can be written to; the others take ints.
-            token_ids = response.copy() if side.startswith("arctic") else response.tolist()
+            token_ids: Any = response.copy() if side.startswith("arctic") else response.tolist()
             start_s = perf_counter()
             peer.add(prompt.key, prompt_ids, token_ids)
             seconds += perf_counter() - start_s

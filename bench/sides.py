@@ -105,7 +105,7 @@ class OfPeer:
         name, _, mode = peer.partition(":")
         self._peer: Any = peers.create(name, **settings)  # a tree peer where mode says so
         self._cap = cap
-        self._propose = self._peer.draft_tree if mode == "tree" else self._peer.draft
+        self._propose = getattr(self._peer, "draft_tree" if mode == "tree" else "draft")
 
     def settings(self) -> dict[str, object]:
         """The peer's own account, and the cap."""

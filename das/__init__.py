@@ -4,7 +4,7 @@
 gives each request a draft budget. Importing it needs numpy only; the offline wing is `das.analysis`.
 """
 
-from das._draft import Draft
+from das._live_requests import Draft
 from das._suffix_tree import SuffixTree
 from das.budget import BudgetPolicy, FixedBudget, NoDraft, PriceBudget, RunningRequests, UnlimitedBudget
 from das.confidence import Confidence

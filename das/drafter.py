@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from das._draft import Draft, DraftBatch, LiveRequests, drafts_of
+from das._live_requests import Draft, DraftBatch, LiveRequests, drafts_of
 from das._token_ids import token_id_array
 from das.budget import RunningRequests
 from das.confidence import Confidence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from das._draft import LiveRequests
+from das._live_requests import LiveRequests
 from das.prompt_record import PromptRecord
 from das.prompt_tree import PromptTree
 from das.rollout import TokenArray, TokenIds

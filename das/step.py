@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from das._draft import Draft
+from das._live_requests import Draft
 from das.budget import BudgetPolicy
 from das.drafter import Drafter
 

@@ -34,7 +34,8 @@ das.lengths das.latency
 das.history das.confidence das.metrics
 das.prompt_record
 das.prompt_tree
-das._draft das.rollout das.verify
+das._live_requests das.rollout das.verify
+das._draft
 das._suffix_tree
 das._tree_check
 das._tree
@@ -93,8 +94,8 @@ def test_the_parsers_find_what_they_should():
     cython = '"""from das import no"""\ncimport cython\nfrom das._a cimport (\n    B, c as d,\n)\nimport numpy  # x\n'
     assert list(cython_imports(cython)) == [("das._a", ["B", "c"]), ("cython", None), ("numpy", None)]
     imported = {path.name: set(imported_modules(path)) for path in SOURCES}
-    assert {"das._suffix_tree", "das._token_ids", "numpy"} <= imported["_draft.pyx"]
-    assert {"das.budget", "das.history", "das._draft"} <= imported["drafter.py"]
+    assert {"das._suffix_tree", "das._token_ids", "numpy"} <= imported["_live_requests.pyx"]
+    assert {"das.budget", "das.history", "das._live_requests"} <= imported["drafter.py"]
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))

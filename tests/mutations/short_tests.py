@@ -4,7 +4,7 @@ import signal
 
 from hypothesis import Phase, settings
 
-MAX_TEST_S = 45
+MAX_TEST_S = 30
 
 
 def pytest_configure() -> None:  # after conftest.py has loaded its profile, before any test is imported

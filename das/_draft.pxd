@@ -1,0 +1,53 @@
+from libc.stdint cimport int32_t, int64_t, uint64_t
+
+from das._tree cimport Cursor
+from das._tree_arrays cimport Tree
+
+cdef enum:
+    NUM_ORDERS = 8
+    MAX_DRAFT = 64              # the longest draft a budget may ask for
+    GROUP_SIZE = 16             # enough for a memory access to finish while the others are served
+    NUM_COUNTERS = 5
+    DECODE_STEPS = 0            # positions in a request's counters, in the order of metrics.AcceptanceCounters
+    VERIFICATION_STEPS = 1
+    DRAFTED = 2
+    ACCEPTED = 3
+    EMITTED = 4
+
+cdef struct Prediction:
+    int32_t token
+    int32_t cell
+
+cdef struct Request:
+    Tree* tree                  # NULL: this slot is free
+    int32_t sequence            # slot of the request's open sequence in the tree
+    int32_t num_drafted         # tokens of the pending draft
+    int32_t num_asked           # its predictions: one more where drafting stopped of its own accord
+    Prediction[MAX_DRAFT + 1] asked
+    int64_t num_prompt          # tokens
+    int64_t max_total           # prompt and response tokens together
+    uint64_t prompt_key
+    int32_t* response           # all tokens since the prompt
+    int64_t num_response
+    int64_t response_capacity
+    int64_t[NUM_COUNTERS] counters
+
+cdef struct Evidence:           # what the contexts of one position say
+    int32_t num_levels
+    double[NUM_ORDERS] total    # occurrences with a next token, per context
+    double[NUM_ORDERS] share    # 1 / (total + KAPPA)
+    double[NUM_ORDERS] top_count
+    int32_t[NUM_ORDERS] top_token
+
+cdef struct Chain:              # a draft being made
+    Request* request
+    int32_t* token_ids
+    double* survival
+    int32_t max_draft_tokens
+    double min_survival
+    double path                 # survival of what has been drafted
+    Cursor cursor
+    Evidence evidence
+
+cdef void draft_group(Chain* chains, int32_t num_chains, const double* hits, const double* misses) noexcept nogil
+cdef void score(Request* request, double* hits, double* misses, const int32_t* token_ids, int64_t num_tokens) noexcept nogil

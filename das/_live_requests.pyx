@@ -1,0 +1,403 @@
+# cython: language_level=3
+"""The state of the requests that run, as C structs: a decode step of 256 requests is two calls, one to draft and one to
+extend, and neither touches Python between requests."""
+cimport cython
+from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memcpy, memset
+
+from das._draft cimport (
+    ACCEPTED, DECODE_STEPS, DRAFTED, EMITTED, GROUP_SIZE, MAX_DRAFT, NUM_COUNTERS, VERIFICATION_STEPS, Chain, Request,
+    draft_group, score,
+)
+from das._suffix_tree cimport SuffixTree
+from das._token_ids cimport TokenIdBuffer
+from das._tree cimport append, prefetch_places, prefetch_sequence, prefetch_steps, reserve
+from das._tree_arrays cimport Sequence
+
+import numpy
+
+from das._draft import CELLS_SHAPE as _CELLS_SHAPE
+
+cdef struct Step:               # one request's part of a decode step
+    int64_t row
+    int64_t first               # of its tokens in the batch's
+    int64_t num_tokens
+    int64_t num_verified
+
+cdef enum:
+    MAX_FEEDBACK = 1 << 16      # decode steps; a step of 256 requests is heard by the policy at the next plan_step
+    EXTEND_AHEAD = 4            # requests between asking for memory and using it
+
+# ------------------------------------------------------------------------------------------------ drafts
+
+@cython.final
+cdef class DraftBatch:
+    """The drafts of one call, in one block of memory."""
+    cdef int32_t* token_ids
+    cdef double* survival
+    cdef int32_t* num_tokens
+    cdef Py_ssize_t num_requests
+    cdef Py_ssize_t width
+
+    def __cinit__(self, Py_ssize_t num_requests, Py_ssize_t width):
+        self.num_requests = num_requests
+        self.width = width
+        self.token_ids = <int32_t*>malloc(max(1, num_requests * width) * sizeof(int32_t))
+        self.survival = <double*>malloc(max(1, num_requests * width) * sizeof(double))
+        self.num_tokens = <int32_t*>malloc(max(1, num_requests) * sizeof(int32_t))
+        if self.token_ids == NULL or self.survival == NULL or self.num_tokens == NULL:
+            raise MemoryError()
+
+    def __dealloc__(self):
+        free(self.token_ids)
+        free(self.survival)
+        free(self.num_tokens)
+
+
+@cython.final
+@cython.freelist(512)
+cdef class Draft:
+    """A proposed continuation of one request, a chain of tokens. Immutable; made by `plan_step`.
+
+    Two drafts are equal when their tokens are.
+    """
+    cdef DraftBatch _batch
+    cdef Py_ssize_t _row
+
+    @property
+    def draft_token_ids(self):
+        """The proposed tokens, a new list; empty where nothing is worth verifying. Complexity: O(tokens)."""
+        cdef Py_ssize_t i
+        cdef int32_t* token_ids = self._batch.token_ids + self._row * self._batch.width
+        return [token_ids[i] for i in range(self._batch.num_tokens[self._row])]
+
+    @property
+    def survival(self):
+        """survival[j]: probability that draft tokens 0..j are all accepted, a new list. Complexity: O(tokens)."""
+        cdef Py_ssize_t i
+        cdef double* survival = self._batch.survival + self._row * self._batch.width
+        return [survival[i] for i in range(self._batch.num_tokens[self._row])]
+
+    def __len__(self):
+        return self._batch.num_tokens[self._row]
+
+    def __eq__(self, other):
+        return isinstance(other, Draft) and self.draft_token_ids == other.draft_token_ids
+
+    def __hash__(self):
+        return hash(tuple(self.draft_token_ids))
+
+    def __repr__(self):
+        survival = ", ".join(f"{probability:.3g}" for probability in self.survival)
+        return f"Draft(draft_token_ids={self.draft_token_ids}, survival=[{survival}])"
+
+    def __reduce__(self):
+        raise TypeError("a Draft cannot be pickled: send its draft_token_ids")
+
+# ------------------------------------------------------------------------------------------------ requests
+
+@cython.final
+cdef class LiveRequests:
+    """The state of all live requests, by row. One thread at a time: the drafter holds its history's lock.
+
+    Args:
+        hits, misses: float64 arrays of CELLS_SHAPE, the calibration cells; updated in place.
+    """
+    cdef Request* requests
+    cdef Py_ssize_t num_rows
+    cdef list trees             # keeps each row's SuffixTree alive
+    cdef list free_rows
+    cdef TokenIdBuffer ids
+    cdef Step* steps            # of the batch being taken in
+    cdef int64_t steps_capacity
+    cdef int64_t* feedback      # (drafted, accepted) of each decode step since `take_feedback`
+    cdef int64_t num_feedback
+    cdef int64_t feedback_capacity
+    cdef double[:, ::1] hits
+    cdef double[:, ::1] misses
+
+    def __cinit__(self, double[:, ::1] hits not None, double[:, ::1] misses not None):
+        if (hits.shape[0], hits.shape[1]) != _CELLS_SHAPE or (misses.shape[0], misses.shape[1]) != _CELLS_SHAPE:
+            raise ValueError(f"calibration cells must have shape {_CELLS_SHAPE}")
+        self.trees = []
+        self.free_rows = []
+        self.ids = TokenIdBuffer()
+        self.hits = hits
+        self.misses = misses
+
+    def __dealloc__(self):
+        cdef Py_ssize_t row
+        for row in range(self.num_rows):
+            free(self.requests[row].response)
+        free(self.requests)
+        free(self.feedback)
+        free(self.steps)
+
+    def add(self, SuffixTree tree not None, sequence, *, int64_t num_prompt_tokens, int64_t max_total_tokens,
+            uint64_t prompt_key):
+        """Take in a request whose open sequence in `tree` has that id, and return its row."""
+        cdef Request* grown
+        cdef Py_ssize_t row
+        cdef int32_t slot = tree.slot_of(sequence)
+        if self.free_rows:
+            row = self.free_rows.pop()
+        else:
+            grown = <Request*>realloc(self.requests, (self.num_rows + 1) * sizeof(Request))
+            if grown == NULL:
+                raise MemoryError()
+            self.requests = grown
+            row = self.num_rows
+            self.trees.append(None)
+            self.num_rows += 1
+        memset(&self.requests[row], 0, sizeof(Request))
+        self.requests[row].num_prompt = num_prompt_tokens
+        self.requests[row].max_total = max_total_tokens
+        self.requests[row].prompt_key = prompt_key
+        self._place(row, tree, slot)
+        return row
+
+    def move(self, Py_ssize_t row, SuffixTree tree not None, sequence):
+        """The request continues as another open sequence, perhaps of another tree."""
+        self._place(row, tree, tree.slot_of(sequence))
+
+    cdef _place(self, Py_ssize_t row, SuffixTree tree, int32_t slot):
+        self.trees[row] = tree
+        self.requests[row].tree = &tree.tree
+        self.requests[row].sequence = slot
+
+    def remove(self, Py_ssize_t row):
+        """Forget a request."""
+        free(self.requests[row].response)
+        memset(&self.requests[row], 0, sizeof(Request))
+        self.trees[row] = None
+        self.free_rows.append(row)
+
+    def response(self, Py_ssize_t row):
+        """Return all tokens since the prompt, as a new int32 array."""
+        cdef Request* request = &self.requests[row]
+        cdef int32_t[::1] view
+        array = numpy.empty(request.num_response, dtype=numpy.int32)
+        if request.num_response > 0:
+            view = array
+            memcpy(&view[0], request.response, request.num_response * sizeof(int32_t))
+        return array
+
+    def num_response_tokens(self, Py_ssize_t row):
+        """Return how many tokens the request has since its prompt."""
+        return self.requests[row].num_response
+
+    def describe(self, const int64_t[::1] rows not None):
+        """Return the rows' (prompt tokens, response tokens, prompt keys) as int64, int64 and uint64 arrays."""
+        cdef Py_ssize_t i, n = rows.shape[0]
+        num_prompt = numpy.empty(n, dtype=numpy.int64)
+        num_response = numpy.empty(n, dtype=numpy.int64)
+        keys = numpy.empty(n, dtype=numpy.uint64)
+        cdef int64_t[::1] prompt_view = num_prompt
+        cdef int64_t[::1] response_view = num_response
+        cdef uint64_t[::1] key_view = keys
+        for i in range(n):
+            prompt_view[i] = self.requests[rows[i]].num_prompt
+            response_view[i] = self.requests[rows[i]].num_response
+            key_view[i] = self.requests[rows[i]].prompt_key
+        return num_prompt, num_response, keys
+
+    def take_feedback(self):
+        """Return (drafted, accepted) of the decode steps since the last call, as two int64 arrays, and forget them."""
+        cdef int64_t i
+        drafted = numpy.empty(self.num_feedback, dtype=numpy.int64)
+        accepted = numpy.empty(self.num_feedback, dtype=numpy.int64)
+        cdef int64_t[::1] drafted_view = drafted
+        cdef int64_t[::1] accepted_view = accepted
+        for i in range(self.num_feedback):
+            drafted_view[i] = self.feedback[2 * i]
+            accepted_view[i] = self.feedback[2 * i + 1]
+        self.num_feedback = 0
+        return drafted, accepted
+
+    def counters(self, Py_ssize_t row):
+        """Return the request's counters, in the order of metrics.AcceptanceCounters' fields."""
+        return tuple([self.requests[row].counters[i] for i in range(NUM_COUNTERS)])
+
+    def note(self, Py_ssize_t row, token_ids):
+        """Environment tokens: part of the response, but no decode step; they drop the pending draft unscored."""
+        cdef Request* request = &self.requests[row]
+        if self.ids.load(token_ids, "token_ids") > 0:
+            self._remember(request, self.ids.data, self.ids.num_tokens)
+            request.num_drafted = 0
+            request.num_asked = 0
+        return self.ids.num_tokens
+
+    def extend(self, list rows not None, list token_ids not None, list num_verified not None):
+        """Take one decode step's tokens of each row, in order; return how many tokens each row got.
+
+        token_ids[i]: none changes nothing. num_verified[i]: how many tokens of the pending draft the engine really
+        verified; None: all. All arguments are checked before the first row is touched.
+        """
+        cdef Py_ssize_t i, num_rows = len(rows)
+        cdef int64_t num_tokens = 0
+        cdef Step* steps = self._read_steps(rows, token_ids, num_verified)
+        for i in range(num_rows):
+            prefetch_sequence(self.requests[steps[i].row].tree, self.requests[steps[i].row].sequence)
+        for i in range(num_rows):
+            if i + EXTEND_AHEAD < num_rows:
+                self._prefetch_step(&steps[i + EXTEND_AHEAD])
+            if steps[i].num_tokens > 0:
+                self._extend_row(&self.requests[steps[i].row], &steps[i])
+        return [steps[i].num_tokens for i in range(num_rows)]
+
+    cdef Step* _read_steps(self, list rows, list token_ids, list num_verified) except? NULL:
+        """Read and check a batch of decode steps: all tokens into `ids`, one after the other."""
+        cdef Py_ssize_t i, num_rows = len(rows)
+        cdef Step* step
+        cdef Request* request
+        if num_rows > self.steps_capacity:
+            step = <Step*>realloc(self.steps, 2 * num_rows * sizeof(Step))
+            if step == NULL:
+                raise MemoryError()
+            self.steps = step
+            self.steps_capacity = 2 * num_rows
+        self.ids.clear()
+        for i in range(num_rows):
+            step = &self.steps[i]
+            step.row = rows[i]
+            request = &self.requests[step.row]
+            step.first = self.ids.num_tokens
+            step.num_tokens = self.ids.add(token_ids[i], "token_ids")
+            verified = num_verified[i]
+            step.num_verified = request.num_drafted
+            if verified is not None:
+                if not 0 <= verified <= request.num_drafted:
+                    raise ValueError(f"num_verified_draft_tokens is {verified}; the pending draft has "
+                                     f"{request.num_drafted} tokens")
+                step.num_verified = verified
+        return self.steps
+
+    cdef void _prefetch_step(self, const Step* step) noexcept:
+        cdef Request* request = &self.requests[step.row]
+        cdef Sequence* sequence = &request.tree.sequences[request.sequence]
+        if step.num_tokens > 0:
+            prefetch_places(request.tree, sequence.places, sequence.num_pending)
+            prefetch_steps(request.tree, sequence.places, sequence.num_pending, self.ids.data[step.first])
+
+    cdef int _extend_row(self, Request* request, const Step* step) except -1:
+        cdef const int32_t* token_ids = self.ids.data + step.first
+        cdef int64_t n = step.num_tokens
+        cdef int64_t accepted = 0
+        reserve(request.tree, request.sequence, n)
+        self._make_room_for_feedback()
+        self._remember(request, token_ids, n)
+        request.num_asked = min(request.num_asked, <int32_t>step.num_verified + 1)
+        while accepted < min(step.num_verified, n) and request.asked[accepted].token == token_ids[accepted]:
+            accepted += 1
+        score(request, &self.hits[0, 0], &self.misses[0, 0], token_ids, n)
+        append(request.tree, request.sequence, token_ids, n)
+        request.num_drafted = 0
+        request.num_asked = 0
+        request.counters[DECODE_STEPS] += 1
+        request.counters[VERIFICATION_STEPS] += step.num_verified > 0
+        request.counters[DRAFTED] += step.num_verified
+        request.counters[ACCEPTED] += accepted
+        request.counters[EMITTED] += n
+        self.feedback[2 * self.num_feedback] = step.num_verified
+        self.feedback[2 * self.num_feedback + 1] = accepted
+        self.num_feedback += 1
+        return 0
+
+    cdef int _make_room_for_feedback(self) except -1:
+        cdef int64_t wanted
+        cdef int64_t* grown
+        if self.num_feedback == MAX_FEEDBACK:       # nobody takes it: keep the newer half
+            memcpy(self.feedback, self.feedback + MAX_FEEDBACK, MAX_FEEDBACK * sizeof(int64_t))
+            self.num_feedback = MAX_FEEDBACK // 2
+        elif self.num_feedback == self.feedback_capacity:
+            wanted = max(2 * self.feedback_capacity, <int64_t>256)
+            grown = <int64_t*>realloc(self.feedback, 2 * wanted * sizeof(int64_t))
+            if grown == NULL:
+                raise MemoryError()
+            self.feedback = grown
+            self.feedback_capacity = wanted
+        return 0
+
+    cdef int _remember(self, Request* request, const int32_t* token_ids, int64_t num_tokens) except -1:
+        """Append tokens to the response."""
+        cdef int64_t needed = request.num_response + num_tokens
+        cdef int64_t wanted
+        cdef int32_t* grown
+        if needed > request.response_capacity:
+            wanted = max(needed, 64, request.response_capacity + request.response_capacity // 2)
+            grown = <int32_t*>realloc(request.response, wanted * sizeof(int32_t))
+            if grown == NULL:
+                raise MemoryError()
+            request.response = grown
+            request.response_capacity = wanted
+        memcpy(request.response + request.num_response, token_ids, num_tokens * sizeof(int32_t))
+        request.num_response = needed
+        return 0
+
+    def draft(self, const int64_t[::1] rows not None, const int64_t[::1] max_draft_tokens not None,
+              const double[::1] min_survival not None):
+        """Draft for each row under its cap (0..MAX_DRAFT_TOKENS) and price, and return the DraftBatch."""
+        cdef Py_ssize_t i, n = rows.shape[0]
+        cdef int64_t width = 0
+        if max_draft_tokens.shape[0] != n or min_survival.shape[0] != n:
+            raise ValueError(f"max_draft_tokens has {max_draft_tokens.shape[0]} entries and min_survival "
+                             f"{min_survival.shape[0]}; both must have one a request, {n}")
+        for i in range(n):
+            width = max(width, max_draft_tokens[i])
+            if not 0 <= max_draft_tokens[i] <= MAX_DRAFT:
+                raise ValueError(f"max_draft_tokens[{i}] is {max_draft_tokens[i]}; it must be 0 <= cap <= {MAX_DRAFT}")
+        cdef DraftBatch batch = DraftBatch(n, width)
+        cdef Chain[GROUP_SIZE] chains
+        cdef int32_t in_group = 0
+        with nogil:
+            for i in range(n):
+                chains[in_group].request = &self.requests[rows[i]]
+                chains[in_group].token_ids = batch.token_ids + i * width
+                chains[in_group].survival = batch.survival + i * width
+                chains[in_group].max_draft_tokens = self._cap(rows[i], max_draft_tokens[i])
+                chains[in_group].min_survival = min_survival[i]
+                in_group += 1
+                if in_group == GROUP_SIZE or i == n - 1:
+                    draft_group(chains, in_group, &self.hits[0, 0], &self.misses[0, 0])
+                    in_group = 0
+            for i in range(n):
+                batch.num_tokens[i] = self.requests[rows[i]].num_drafted
+        return batch
+
+    cdef int32_t _cap(self, int64_t row, int64_t max_draft_tokens) noexcept nogil:
+        """The budget's cap, lowered so that draft and bonus token fit into the request's total."""
+        cdef Request* request = &self.requests[row]
+        return <int32_t>max(0, min(max_draft_tokens, request.max_total - request.num_prompt - request.num_response - 1))
+
+    def clip(self, const int64_t[::1] rows not None, DraftBatch batch not None, Py_ssize_t max_tokens):
+        """Cut the batch to `max_tokens` draft tokens in all, the least likely first; ties: the later row first."""
+        cdef Py_ssize_t i, j
+        cdef Request* request
+        total = sum([batch.num_tokens[i] for i in range(batch.num_requests)])
+        if total <= max_tokens:
+            return
+        ranked = sorted(
+            (-batch.survival[i * batch.width + j], j, i)
+            for i in range(batch.num_requests) for j in range(batch.num_tokens[i]))
+        for i in range(batch.num_requests):
+            batch.num_tokens[i] = 0
+        for _, j, i in ranked[:max_tokens]:
+            batch.num_tokens[i] = max(batch.num_tokens[i], <int32_t>j + 1)
+        for i in range(batch.num_requests):
+            request = &self.requests[rows[i]]
+            request.num_drafted = batch.num_tokens[i]
+            request.num_asked = min(request.num_asked, batch.num_tokens[i] + 1)
+
+
+def drafts_of(DraftBatch batch not None):
+    """Return the batch's drafts, one Draft a row."""
+    cdef Py_ssize_t row
+    cdef Draft draft
+    drafts = []
+    for row in range(batch.num_requests):
+        draft = Draft.__new__(Draft)
+        draft._batch = batch
+        draft._row = row
+        drafts.append(draft)
+    return drafts
