@@ -26,11 +26,11 @@ cdef bint _allocation_fails() noexcept nogil:
 
 
 cdef int grow(void** array, int64_t* capacity, int64_t needed, size_t item_bytes) except -1 nogil:
-    """Make room for `needed` items. Grows by half, so that appending stays O(1) amortised."""
+    """Make room for `needed` items. Grows by a quarter at least, so that appending stays O(1) amortised."""
     cdef void* grown
     cdef int64_t wanted
     if needed > capacity[0]:
-        wanted = max(needed, capacity[0] + capacity[0] // 2)
+        wanted = max(needed, capacity[0] + capacity[0] // 4)
         grown = _allocate(wanted * item_bytes)
         if capacity[0] > 0:
             memcpy(grown, array[0], capacity[0] * item_bytes)
@@ -56,7 +56,7 @@ cdef int grow_edges(Tree* tree, int64_t needed) except -1 nogil:
     cdef int64_t wanted = needed + needed // 3 + 1
     if wanted <= old_capacity:
         return 0
-    wanted = max(wanted, old_capacity + old_capacity // 3)
+    wanted = max(wanted, old_capacity + old_capacity // 4)
     grown = <Edge*>_allocate(wanted * sizeof(Edge))
     memset(grown, 0, wanted * sizeof(Edge))
     tree.edges = grown
@@ -71,10 +71,10 @@ cdef int grow_edges(Tree* tree, int64_t needed) except -1 nogil:
 cdef int expect_tokens(Tree* tree, int64_t num_tokens) except -1 nogil:
     """Make room for that many more tokens of ordinary text, where .5 nodes and 1.2 edges a token are usual."""
     cdef int64_t num_text = tree.num_text + num_tokens + num_tokens // 16
-    grow(<void**>&tree.nodes, &tree.nodes_capacity, tree.num_nodes + num_tokens * 11 // 20, sizeof(Node))
+    grow(<void**>&tree.nodes, &tree.nodes_capacity, tree.num_nodes + num_tokens * 14 // 25, sizeof(Node))
     grow(<void**>&tree.text, &tree.text_capacity, num_text, sizeof(int32_t))
     grow(<void**>&tree.leaf_parent, &tree.leaf_parent_capacity, num_text, sizeof(uint32_t))
-    return grow_edges(tree, tree.num_edges + num_tokens * 5 // 4)
+    return grow_edges(tree, tree.num_edges + num_tokens * 13 // 10)
 
 
 cdef void free_arrays(Tree* tree) noexcept nogil:
