@@ -7,16 +7,21 @@ TREE = "das/_tree.pyx"
 ARRAYS = "das/_tree_arrays.pxd"
 MEMORY = "das/_tree_arrays.pyx"
 DRAFT = "das/_draft.pyx"
+LIVE = "das/_live_requests.pyx"
 RECORD = "das/prompt_record.py"
 HISTORY = "das/history.py"
 
 TREE_TESTS = ("test_suffix_tree.py", "test_suffix_tree_machine.py", "test_suffix_tree_laws.py")
 HISTORY_TESTS = ("test_history.py", "test_history_trees.py", "test_history_machine.py", "test_drafter.py")
+DRAFT_TESTS = (
+    "test_drafter.py", "test_extend_batch.py", "test_confidence.py", "test_step.py", "test_drafting_rule.py",
+)
 TESTS = {
     TREE: TREE_TESTS,
     ARRAYS: TREE_TESTS,
     MEMORY: ("test_suffix_tree.py", "test_suffix_tree_errors.py", "test_huge_pages.py", "test_leaks.py"),
-    DRAFT: ("test_drafter.py", "test_extend_batch.py", "test_confidence.py", "test_step.py", "test_drafting_rule.py"),
+    DRAFT: DRAFT_TESTS,
+    LIVE: DRAFT_TESTS,
     RECORD: HISTORY_TESTS,
     HISTORY: HISTORY_TESTS,
 }
@@ -183,24 +188,24 @@ MUTATIONS = [
     # ------------------------------------------------------------------------------------------------ feedback
     Mutation(DRAFT, "scored-beyond-first-miss", "            break\n        hits[request.asked[i].cell]",
              "            continue\n        hits[request.asked[i].cell]", "behind a miss a prediction answered another question"),
-    Mutation(DRAFT, "unverified-scored", "        request.num_asked = min(request.num_asked, <int32_t>step.num_verified + 1)\n",
+    Mutation(LIVE, "unverified-scored", "        request.num_asked = min(request.num_asked, <int32_t>step.num_verified + 1)\n",
              "", "what the engine did not verify has no answer"),
-    Mutation(DRAFT, "accepted-beyond-verified", "accepted < min(step.num_verified, n)", "accepted < min(request.num_asked, n)",
+    Mutation(LIVE, "accepted-beyond-verified", "accepted < min(step.num_verified, n)", "accepted < min(request.num_asked, n)",
              "a token that was not drafted cannot be accepted"),
-    Mutation(DRAFT, "every-step-a-verification", "+= step.num_verified > 0", "+= step.num_verified >= 0",
+    Mutation(LIVE, "every-step-a-verification", "+= step.num_verified > 0", "+= step.num_verified >= 0",
              "a verification step carried a draft token"),
-    Mutation(DRAFT, "feedback-of-emitted", "self.feedback[2 * self.num_feedback + 1] = accepted",
+    Mutation(LIVE, "feedback-of-emitted", "self.feedback[2 * self.num_feedback + 1] = accepted",
              "self.feedback[2 * self.num_feedback + 1] = n", "policies hear what was accepted, without the bonus"),
-    Mutation(DRAFT, "feedback-keeps-older-half", "memcpy(self.feedback, self.feedback + MAX_FEEDBACK,",
+    Mutation(LIVE, "feedback-keeps-older-half", "memcpy(self.feedback, self.feedback + MAX_FEEDBACK,",
              "memcpy(self.feedback, self.feedback + 0,", "when nobody listens the newer steps stay"),
-    Mutation(DRAFT, "draft-survives-environment",
+    Mutation(LIVE, "draft-survives-environment",
              "            request.num_drafted = 0\n            request.num_asked = 0\n        return self.ids.num_tokens",
              "        return self.ids.num_tokens", "environment tokens answer no prediction"),
-    Mutation(DRAFT, "draft-past-the-end", "request.num_response - 1))", "request.num_response))",
+    Mutation(LIVE, "draft-past-the-end", "request.num_response - 1))", "request.num_response))",
              "draft and bonus token fit into max_total_tokens"),
-    Mutation(DRAFT, "clip-the-likely", "(-batch.survival[i * batch.width + j], j, i)", "(batch.survival[i * batch.width + j], j, i)",
+    Mutation(LIVE, "clip-the-likely", "(-batch.survival[i * batch.width + j], j, i)", "(batch.survival[i * batch.width + j], j, i)",
              "the least likely tokens are cut"),
-    Mutation(DRAFT, "responses-not-grown", "memcpy(request.response + request.num_response, token_ids,",
+    Mutation(LIVE, "responses-not-grown", "memcpy(request.response + request.num_response, token_ids,",
              "memcpy(request.response, token_ids,", "tokens are appended to the response"),
     # ------------------------------------------------------------------------------------------------ the window
     Mutation(RECORD, "window-off-by-one", "while len(self._epochs) > self._window_epochs:",
