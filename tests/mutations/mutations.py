@@ -14,7 +14,11 @@ HISTORY = "das/history.py"
 TREE_TESTS = ("test_suffix_tree.py", "test_suffix_tree_machine.py", "test_suffix_tree_laws.py")
 HISTORY_TESTS = ("test_history.py", "test_history_trees.py", "test_history_machine.py", "test_drafter.py")
 DRAFT_TESTS = (
-    "test_drafter.py", "test_extend_batch.py", "test_confidence.py", "test_step.py", "test_drafting_rule.py",
+    "test_drafter.py",
+    "test_extend_batch.py",
+    "test_confidence.py",
+    "test_step.py",
+    "test_drafting_rule.py",
 )
 TESTS = {
     TREE: TREE_TESTS,
