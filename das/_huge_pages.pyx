@@ -15,6 +15,8 @@ cimport cython
 from libc.stdint cimport int32_t, uintptr_t
 from libc.stdlib cimport free, malloc, realloc
 
+import os
+
 cdef extern from *:
     """
     #include <sys/mman.h>
@@ -159,6 +161,18 @@ cdef void _remove_region(Py_ssize_t i) noexcept nogil:
     free(_regions[i].run)
     _num_regions -= 1
     _regions[i] = _regions[_num_regions]
+
+
+def _lock_for_fork():
+    """Before a fork: no thread may be in the middle of an allocation, for in the child it would never end."""
+    _lock.acquire()
+
+
+def _unlock_after_fork():
+    _lock.release()
+
+
+os.register_at_fork(before=_lock_for_fork, after_in_parent=_unlock_after_fork, after_in_child=_unlock_after_fork)
 
 
 def mapped_bytes():

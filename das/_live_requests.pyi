@@ -11,6 +11,7 @@ class DraftBatch:
 
 @final
 class Draft:
+    def __init__(self) -> None: ...
     @property
     def draft_token_ids(self) -> list[int]: ...
     @property

@@ -65,22 +65,32 @@ cdef class Draft:
     cdef DraftBatch _batch
     cdef Py_ssize_t _row
 
+    def __init__(self):
+        raise TypeError("a Draft is made by plan_step")
+
+    cdef Py_ssize_t _length(self):
+        return 0 if self._batch is None else self._batch.num_tokens[self._row]
+
     @property
     def draft_token_ids(self):
         """The proposed tokens, a new list; empty where nothing is worth verifying. Complexity: O(tokens)."""
-        cdef Py_ssize_t i
+        cdef Py_ssize_t i, n = self._length()
+        if n == 0:
+            return []
         cdef int32_t* token_ids = self._batch.token_ids + self._row * self._batch.width
-        return [token_ids[i] for i in range(self._batch.num_tokens[self._row])]
+        return [token_ids[i] for i in range(n)]
 
     @property
     def survival(self):
         """survival[j]: probability that draft tokens 0..j are all accepted, a new list. Complexity: O(tokens)."""
-        cdef Py_ssize_t i
+        cdef Py_ssize_t i, n = self._length()
+        if n == 0:
+            return []
         cdef double* survival = self._batch.survival + self._row * self._batch.width
-        return [survival[i] for i in range(self._batch.num_tokens[self._row])]
+        return [survival[i] for i in range(n)]
 
     def __len__(self):
-        return self._batch.num_tokens[self._row]
+        return self._length()
 
     def __eq__(self, other):
         return isinstance(other, Draft) and self.draft_token_ids == other.draft_token_ids
@@ -267,6 +277,8 @@ cdef class LiveRequests:
             verified = num_verified[i]
             step.num_verified = request.num_drafted
             if verified is not None:
+                if isinstance(verified, bool) or not isinstance(verified, (int, numpy.integer)):
+                    raise TypeError(f"num_verified_draft_tokens must be an int, not {type(verified).__name__}")
                 if not 0 <= verified <= request.num_drafted:
                     raise ValueError(f"num_verified_draft_tokens is {verified}; the pending draft has "
                                      f"{request.num_drafted} tokens")

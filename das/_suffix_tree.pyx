@@ -33,7 +33,7 @@ cdef class SuffixTree:
     Raises:
         TypeError, ValueError: an argument is not an int, or out of range. MemoryError: no room for what is expected.
 
-    Complexity: one token costs at most max_order + 1 steps of O(1); about 50 bytes a token.
+    Complexity: one token costs at most max_order + 1 steps of O(1); about 65 bytes a token.
     Thread safety: every method takes the tree's mutex; `add`, `add_prompt` and `extend` work without the GIL.
     """
 

@@ -15,7 +15,7 @@ node reached by a context are its continuations, with counts. That trie is right
 Path compression. Most paths do not branch, so only the places where they do become nodes; an edge stands for a stretch
 of text, kept as a position in the text array and never copied. A suffix that nobody else shares ends in a *leaf*, and a
 leaf needs no node: it is the text position where it starts. It even grows by itself, because its edge reads the text and
-the text has just become longer. About 0.6 nodes a token remain (32 bytes each); edges live in one hash table keyed
+the text has just become longer. About half a node a token remains (32 bytes each); edges live in one hash table keyed
 (node, first token), so a step down costs one probe however many children the root has.
 
 Growing one token. Let the last n tokens of a sequence be its suffix of order n. When token x arrives, each suffix of
@@ -321,9 +321,10 @@ cdef void end_prompt(Tree* tree, int32_t slot, Prompt* prompt) noexcept nogil:
 cdef int32_t _free_slot(Tree* tree) except -1 nogil:
     """Return a slot for a new sequence; may allocate, changes nothing else."""
     cdef int32_t slot
-    for slot in range(tree.num_sequences):
-        if not tree.sequences[slot].is_open:
-            return slot
+    if tree.num_open < tree.num_sequences:
+        for slot in range(tree.num_sequences):
+            if not tree.sequences[slot].is_open:
+                return slot
     grow(<void**>&tree.sequences, &tree.sequences_capacity, tree.num_sequences + 1, sizeof(Sequence))
     memset(&tree.sequences[tree.num_sequences], 0, sizeof(Sequence))
     tree.num_sequences += 1

@@ -26,6 +26,7 @@ cdef int check_tree(Tree* tree) except -1:
             num_edges += 1
             _check_edge(tree, edge)
             children.setdefault(edge.node, []).append(edge.child)
+    _demand(4 * num_edges <= 3 * tree.edges_capacity, "the edge table is at most three quarters full", num_edges)
     _demand(num_edges == tree.num_edges, "num_edges is the number of edges in the table", num_edges)
     _demand(tree.num_nodes <= tree.nodes_capacity and tree.num_text <= tree.text_capacity, "arrays hold what is used", 0)
     pending = _pending_by_node(tree)

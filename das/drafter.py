@@ -32,7 +32,6 @@ class Drafter:
     def __init__(self, history: RolloutHistory | None = None, *, confidence: Confidence | None = None) -> None:
         self.history = RolloutHistory() if history is None else history
         self.confidence = Confidence() if confidence is None else confidence
-        self._lock = self.history.lock
         self._table = LiveRequests(self.confidence.hits, self.confidence.misses)
         self._requests: dict[str, LiveRequest] = {}
         self._finished = AcceptanceCounters()
@@ -70,12 +69,13 @@ class Drafter:
         key = key_of_prompt(prompt) if prompt_key is None else prompt_key
         check_int(key, "prompt_key", below=1 << 64)
         if training_step is not None:
-            check_int(training_step, "training_step", below=1 << 63)
+            check_int(training_step, "training_step", below=1 << 62)
+            training_step = int(training_step)
         if max_total_tokens is not None:
             check_int(max_total_tokens, "max_total_tokens", below=1 << 62)
         if len(prompt) == 0:
             raise ValueError("prompt_token_ids is empty; it must hold at least one token id")
-        with self._lock:
+        with self.history.lock:
             if request_id in self._requests:
                 raise ValueError(f"request_id {request_id!r} is already running")
             record = self.history.record_for(key)
@@ -108,7 +108,7 @@ class Drafter:
 
         Complexity: O(tokens), at most 17 tree steps a token, whatever the history holds.
         """
-        with self._lock:
+        with self.history.lock:
             request = self._request(request_id)
             if not generated:
                 request.note_environment(token_ids)
@@ -140,7 +140,7 @@ class Drafter:
         Complexity: O(tokens).
         """
         verified = num_verified_draft_tokens or {}
-        with self._lock:
+        with self.history.lock:
             try:
                 requests = [self._requests[request_id] for request_id in token_ids]
             except KeyError as error:
@@ -177,9 +177,9 @@ class Drafter:
 
         Complexity: O(drafted tokens), one native call without the GIL, whatever the history holds.
         """
-        if max_batch_draft_tokens is not None and max_batch_draft_tokens < 0:
-            raise ValueError(f"max_batch_draft_tokens is {max_batch_draft_tokens}; it must be at least 0")
-        with self._lock:
+        if max_batch_draft_tokens is not None:
+            check_int(max_batch_draft_tokens, "max_batch_draft_tokens", below=1 << 62)
+        with self.history.lock:
             rows = self._rows(request_ids)
             if self._in_environment:
                 self._enter_environment()
@@ -192,7 +192,7 @@ class Drafter:
 
     def running(self, request_ids: Sequence[str], *, num_running: int | None = None) -> RunningRequests:
         """Return what a budget policy needs to know of these requests. Raises KeyError for an unknown one."""
-        with self._lock:
+        with self.history.lock:
             num_prompt_tokens, num_response_tokens, prompt_keys = self._table.describe(self._rows(request_ids))
             return RunningRequests(
                 num_prompt_tokens=num_prompt_tokens,
@@ -203,7 +203,7 @@ class Drafter:
 
     def take_feedback(self) -> tuple[np.ndarray, np.ndarray]:
         """Return (drafted, accepted) of the decode steps since the last call, int64, in order of `extend`."""
-        with self._lock:
+        with self.history.lock:
             return self._table.take_feedback()
 
     def finish(
@@ -224,10 +224,10 @@ class Drafter:
 
         Complexity: O(response).
         """
-        with self._lock:
+        with self.history.lock:
             request = self._request(request_id)
             if training_step is not None:
-                check_int(training_step, "training_step", below=1 << 63)
+                check_int(training_step, "training_step", below=1 << 62)
             Rollout(prompt_token_ids=request.prompt[:1], response_token_ids=request.prompt[:1], reward=reward)
             counters = AcceptanceCounters(*self._table.counters(request.row))
             response, mask = request.leave()
@@ -250,13 +250,23 @@ class Drafter:
             self.history.finish(request.key, request.tree, rollout)
             return counters
 
+    def close(self) -> None:
+        """Forget all running requests, as `finish(keep=False)` does; also done when the drafter is dropped."""
+        with self.history.lock:
+            for request_id in list(self._requests):
+                self.finish(request_id, keep=False)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_requests"):  # else its constructor raised
+            self.close()
+
     def maintain(self, *, max_us: float = 500.0) -> None:
-        """Install trees that background threads have built; see `RolloutHistory.maintain`."""
+        """Spend up to `max_us` on housekeeping beside the device's work; see `RolloutHistory.maintain`."""
         self.history.maintain(max_us=max_us)
 
     def request_ids(self) -> tuple[str, ...]:
         """Return the running requests, in order of their start. O(requests)."""
-        with self._lock:
+        with self.history.lock:
             return tuple(self._requests)
 
     def counters(self, request_id: str | None = None) -> AcceptanceCounters:
@@ -267,7 +277,7 @@ class Drafter:
 
         Complexity: O(running requests).
         """
-        with self._lock:
+        with self.history.lock:
             if request_id is not None:
                 return AcceptanceCounters(*self._table.counters(self._request(request_id).row))
             running = (AcceptanceCounters(*self._table.counters(r.row)) for r in self._requests.values())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,6 +14,9 @@ from dataclasses import dataclass
 from das.prompt_record import PromptRecord
 from das.prompt_tree import PromptTree
 from das.rollout import Rollout, check_int
+
+TREE_BYTES_PER_TOKEN = 80  # for the sake of `max_bytes`, before a tree is built; 65 is usual
+_HISTORIES: weakref.WeakSet[RolloutHistory] = weakref.WeakSet()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +81,10 @@ class RolloutHistory:
         self._builders: ThreadPoolExecutor | None = None
         self._prompts: OrderedDict[int, PromptRecord] = OrderedDict()  # least recently used first
         self._with_tree: OrderedDict[int, None] = OrderedDict()  # the same order, only those whose tree is in memory
-        self._builds: dict[int, tuple[int, Future[PromptTree]]] = {}  # prompt key -> (record version, tree to come)
+        # prompt key -> (version of its record, tree to come, bytes it is expected to take)
+        self._builds: dict[int, tuple[int, Future[PromptTree], int]] = {}
         self._counts: Counter[str] = Counter()  # by field of HistoryStatistics
+        _HISTORIES.add(self)
 
     def add(self, rollout: Rollout) -> bool:
         """Take in a finished rollout.
@@ -116,8 +123,9 @@ class RolloutHistory:
     def prepare(self, prompt_keys: Iterable[int]) -> None:
         """Build these prompts' trees in the background, so that their next `start` finds them ready.
 
-        A tree is installed only by `maintain` or by the `start` of a request; what a draft sees never depends on how
-        fast the background was. Unknown prompts and trees that are up to date are skipped.
+        A tree is installed by the `start` of a request, which waits for it: what a draft sees never depends on how fast
+        the background was. Skipped: unknown prompts, trees that are up to date, and prompts whose trees would not fit
+        into `max_bytes` beside what is held and what was ordered before.
 
         Complexity: O(rollouts) here, O(tokens) in a background thread.
         """
@@ -126,33 +134,35 @@ class RolloutHistory:
                 record = self._prompts.get(key)
                 if record is None or not record.needs_build() or self._pending_build(key, record):
                     continue
+                ordered_bytes = sum(expected_bytes for _, _, expected_bytes in self._builds.values())
+                expected_bytes = record.num_tokens * TREE_BYTES_PER_TOKEN
+                if self._held_bytes() + ordered_bytes + expected_bytes > self.max_bytes:
+                    break
                 if self._builders is None:
                     self._builders = ThreadPoolExecutor(self._num_threads, thread_name_prefix="das-prepare")
-                self._builds[key] = (record.version, self._builders.submit(PromptTree, record.window()))
+                build = self._builders.submit(PromptTree, record.window())
+                self._builds[key] = (record.version, build, expected_bytes)
 
     def discard_builds(self) -> None:
         """Forget what `prepare` ordered; what has not begun is never built. Complexity: O(prompts ordered)."""
         with self.lock:
-            for _, build in self._builds.values():
+            for _, build, _ in self._builds.values():
                 build.cancel()
             self._builds.clear()
 
     def maintain(self, *, max_us: float = 500.0) -> None:
-        """Install trees that are ready, for prompts that have none and no open requests, until the time is used up.
+        """Drop what background threads built in vain, because its prompt has changed since, until the time is used up.
 
-        Complexity: at most one installation beyond `max_us`; an installation is O(1).
+        Complexity: at most one beyond `max_us`. Never changes what a draft sees.
         """
         end_s = time.perf_counter() + max_us * 1e-6
         with self.lock:
-            for key in [key for key, (_, build) in self._builds.items() if build.done()]:
+            for key in list(self._builds):
                 if time.perf_counter() >= end_s:
                     break
                 record = self._prompts.get(key)
-                if record is None or self._builds[key][0] != record.version:
-                    del self._builds[key]
-                elif not record.open_requests and record.has_no_right_tree():
-                    self._install(key, record)
-            self._enforce_limit()
+                if record is None or not self._pending_build(key, record):
+                    self._builds.pop(key)[1].cancel()
 
     def statistics(self) -> HistoryStatistics:
         """Return what is held and what was done. Complexity: O(1)."""
@@ -205,6 +215,12 @@ class RolloutHistory:
         self._measure(record)
         self._enforce_limit()
 
+    def after_fork_in_child(self) -> None:
+        """Background threads do not live on in a forked process: order no more from them, wait for none of theirs."""
+        self.lock = threading.RLock()
+        self._builders = None
+        self._builds.clear()
+
     # ---------------------------------------------------------------- inside
 
     def _add(self, rollout: Rollout) -> int | None:
@@ -232,7 +248,7 @@ class RolloutHistory:
 
     def _install(self, key: int, record: PromptRecord) -> None:
         """Give the record a tree of its window: the one built in the background if it still fits, else a new one."""
-        version, build = self._builds.pop(key, (-1, None))
+        version, build, _ = self._builds.pop(key, (-1, None, 0))
         if build is not None and version == record.version:
             tree = build.result()
             self._counts.update(num_builds_ahead=1)
@@ -278,3 +294,11 @@ class RolloutHistory:
 
     def _held_bytes(self) -> int:
         return self._counts["rollout_bytes"] + self._counts["tree_bytes"]
+
+
+def _after_fork_in_child() -> None:
+    for history in list(_HISTORIES):
+        history.after_fork_in_child()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

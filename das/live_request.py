@@ -14,7 +14,6 @@ class LiveRequest:
     """A running request. Its tokens since the prompt lie in the native table, its evidence in the tree."""
 
     __slots__ = (
-        "is_generated",
         "key",
         "max_total_tokens",
         "pending_environment",
@@ -93,9 +92,10 @@ class LiveRequest:
         """Give the tree the environment tokens that arrived since the last generated one."""
         if self.pending_environment:
             tokens = self.table.response(self.row)[-self.pending_environment :]
-            self.tree.tree.close(self.sequence)
+            before, sequence = self.sequence, self.tree.open_behind(tokens)
+            self._replace(self.tree, sequence)
+            self.tree.tree.close(before)
             self.pending_environment = 0
-            self._replace(self.tree, self.tree.open_behind(tokens))
 
     def count_generated(self, num_tokens: int) -> None:
         if self.runs and num_tokens:

@@ -109,10 +109,6 @@ class PromptRecord:
         """Whether the next request would have to wait for a tree to be built."""
         return bool(self._epochs) and (self.tree is None or self._is_tainted or self.tree.running_step is not None)
 
-    def has_no_right_tree(self) -> bool:
-        """Whether any request that starts now would have the tree built."""
-        return self.tree is None or self._is_tainted
-
     def is_stale(self, training_step: int) -> bool:
         """Whether the tree holds rollouts that left the window, or counts an older step's requests as running."""
         running_step = self.tree.running_step if self.tree else None
@@ -144,11 +140,15 @@ class PromptRecord:
         """Return (training step, serial number) of the stored rollout that this one is, if any."""
         same = self._by_content.get((step, rollout.response_hash), [])
         if rollout.request_id is not None:
-            if rollout.request_id in self._by_request_id:
-                return self._by_request_id[rollout.request_id]
+            known = self._by_request_id.get(rollout.request_id)
+            if known is not None and (known[0] == step or self._response_of(known) == rollout.response_hash):
+                return known  # at another step, another response: an engine that counts its requests from 0 again
             nameless = [serial for serial in same if self._epochs[step][serial].request_id is None]
             return (step, nameless[0]) if nameless else None
         return (step, same[rollout.ordinal]) if rollout.ordinal < len(same) else None
+
+    def _response_of(self, known: tuple[int, int]) -> int:
+        return self._epochs[known[0]][known[1]].response_hash
 
     def _update(self, step: int, serial: int, rollout: Rollout) -> Addition:
         known = self._epochs[step][serial]
@@ -185,7 +185,7 @@ class PromptRecord:
         same.remove(serial)
         if not same:
             del self._by_content[step, rollout.response_hash]
-        if rollout.request_id is not None:
+        if rollout.request_id is not None and self._by_request_id[rollout.request_id] == (step, serial):
             del self._by_request_id[rollout.request_id]
         self.rollout_bytes -= self._bytes_of(rollout)
         self.num_tokens -= len(rollout.response_token_ids)

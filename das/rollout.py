@@ -89,7 +89,7 @@ class Rollout:
             check_int(self.prompt_key, "prompt_key", below=1 << 64)
             put(self, "prompt_key", int(self.prompt_key))
         if self.training_step is not None:
-            check_int(self.training_step, "training_step", below=1 << 63)
+            check_int(self.training_step, "training_step", below=1 << 62)
             put(self, "training_step", int(self.training_step))
         check_int(self.ordinal, "ordinal", below=1 << 31)
         if self.reward is not None:

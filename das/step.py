@@ -10,6 +10,7 @@ import numpy.typing as npt
 from das._live_requests import Draft
 from das.budget import BudgetPolicy
 from das.drafter import Drafter
+from das.rollout import check_int
 
 
 def plan_step(
@@ -44,21 +45,22 @@ def plan_step(
 
     Complexity: O(drafted tokens), whatever the history holds.
     """
-    if max_batch_draft_tokens is not None and max_batch_draft_tokens < 0:
-        raise ValueError(f"max_batch_draft_tokens is {max_batch_draft_tokens}; it must be at least 0")
+    if max_batch_draft_tokens is not None:
+        check_int(max_batch_draft_tokens, "max_batch_draft_tokens", below=1 << 62)
     if max_draft_tokens and min(max_draft_tokens.values()) < 0:
         raise ValueError(f"max_draft_tokens holds {min(max_draft_tokens.values())}; a limit is at least 0")
-    running = drafter.running(request_ids, num_running=num_running)
-    drafted, accepted = drafter.take_feedback()
-    if len(drafted) or step_ms is not None:
-        policy.observe(drafted, accepted, step_ms=step_ms)
-    caps, prices = policy.budgets(running)
-    return drafter.draft(
-        request_ids,
-        max_draft_tokens=_within_limits(request_ids, caps, max_draft_tokens),
-        min_survival=prices,
-        max_batch_draft_tokens=max_batch_draft_tokens,
-    )
+    with drafter.history.lock:  # no request may end between the budget and the draft
+        running = drafter.running(request_ids, num_running=num_running)
+        drafted, accepted = drafter.take_feedback()
+        if len(drafted) or step_ms is not None:
+            policy.observe(drafted, accepted, step_ms=step_ms)
+        caps, prices = policy.budgets(running)
+        return drafter.draft(
+            request_ids,
+            max_draft_tokens=_within_limits(request_ids, caps, max_draft_tokens),
+            min_survival=prices,
+            max_batch_draft_tokens=max_batch_draft_tokens,
+        )
 
 
 def _within_limits(

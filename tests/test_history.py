@@ -48,9 +48,22 @@ def test_another_prompt_or_key_is_another_rollout():
 
 def test_a_request_id_decides_before_the_content():
     history = filled(rollout([4, 5], 0, request_id="a"))
-    assert not history.add(rollout([8], 3, request_id="a", reward=1.0))
+    assert not history.add(rollout([8], 0, request_id="a", reward=1.0))
     (known,) = history.rollouts(KEY)
-    assert (known.response_token_ids.tolist(), known.training_step, known.reward) == ([4, 5], 3, 1.0)
+    assert (known.response_token_ids.tolist(), known.training_step, known.reward) == ([4, 5], 0, 1.0)
+    assert not history.add(rollout([4, 5], 3, request_id="a"))
+    assert [known.training_step for known in history.rollouts(KEY)] == [3]
+
+
+def test_an_engine_may_count_its_requests_from_zero_again():
+    history = filled(*[rollout([4, step], step, request_id="0") for step in range(3)])
+    assert stored(history) == [(step, [4, step]) for step in range(3)]
+    drafter = Drafter(history)
+    for step in (3, 4):
+        run(drafter, "0", [4, step], step=step)
+    assert [r[1] for r in stored(history)][-2:] == [[4, 3], [4, 4]]
+    assert not history.add(rollout([4, 4], 4, request_id="0", reward=1.0))  # the newest of that name
+    assert history.rollouts(KEY)[-1].reward == 1.0
 
 
 @pytest.mark.parametrize("engine_first", [True, False])

@@ -112,10 +112,11 @@ class HistoryMachine(RuleBasedStateMachine):
         window = self.window(prompt)
         entry = Entry(prompt, [(True, response)], step, reward, name)
         known = [e for e in window.entries if name is not None and e.name == name]
-        if known and step is not None:  # it moves to another epoch: in which order with equal ones is not promised
+        if known:  # a name stands for one response here; that it may stand for another at another step has its own test
             response = known[0].response
-            if any((e.step, e.response) == (step, response) for e in window.entries):
-                step = None
+        if known and step is not None:  # it moves to another epoch: in which order with equal ones is not promised
+            taken = [(e.step, e.response) for e in window.entries]
+            step = None if (step, response) in taken else step
         given_rollout = rollout(
             response, step, prompt=PROMPTS[prompt], prompt_key=KEYS[prompt],
             reward=reward, request_id=name, ordinal=ordinal,

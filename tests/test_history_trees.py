@@ -1,5 +1,8 @@
 """RolloutHistory: when its trees are built, installed, rebuilt and dropped, and what is in them."""
 
+import os
+import signal
+import time
 from concurrent.futures import Future
 
 import numpy as np
@@ -148,21 +151,57 @@ def test_a_prepared_tree_that_lacks_rollouts_is_completed_and_one_with_too_many_
         assert history.statistics().num_builds_ahead == ahead
 
 
-def test_maintain_installs_only_what_no_request_uses(monkeypatch):
+def test_maintain_drops_what_was_built_in_vain(monkeypatch):
     monkeypatch.setattr("das.history.ThreadPoolExecutor", FastPool)
-    drafter = Drafter(filled(rollout([4, 5], 0), rollout([6], 0, prompt=[9])))
-    history = drafter.history
-    drafter.start("a", prompt_token_ids=PROMPT, training_step=0)
+    history = filled(rollout([4, 5], 0), rollout([6], 0, prompt=[9]), window_epochs=1)
     history.prepare([KEY, prompt_key([9])])
-    drafter.maintain(max_us=0)
-    assert history.statistics().num_builds_ahead == 0
-    drafter.maintain()
-    assert (history.statistics().num_builds_ahead, history.statistics().num_trees) == (1, 2)
-    drafter.extend("a", [4])
-    drafter.finish("a")
+    history.add(rollout([7], 1))  # the first prompt's window has moved on
+    history.maintain(max_us=0)
     history.maintain()
-    assert run(drafter, "b", [4], step=1)[0] == 4
-    assert (history.statistics().num_builds_ahead, history.statistics().num_builds_on_start) == (2, 1)
+    drafter = Drafter(history)
+    drafter.start("a", prompt_token_ids=PROMPT, training_step=2)
+    drafter.start("b", prompt_token_ids=[9], training_step=2)
+    assert (history.statistics().num_builds_ahead, history.statistics().num_builds_on_start) == (1, 1)
+
+
+def test_builds_that_would_not_fit_are_not_ordered(monkeypatch):
+    monkeypatch.setattr("das.history.ThreadPoolExecutor", FastPool)
+    history = filled(*[rollout([4] * 1000, 0, prompt=[number]) for number in range(10)], max_bytes=300_000)
+    history.prepare(history.prompt_keys())
+    drafter = Drafter(history)
+    for number in range(10):
+        drafter.start(f"r{number}", prompt_token_ids=[number], training_step=1)
+    statistics = history.statistics()
+    assert 1 <= statistics.num_builds_ahead <= 3
+    assert statistics.num_builds_ahead + statistics.num_builds_on_start == 10
+
+
+def test_a_forked_process_builds_its_own_trees():
+    history = filled(rollout([4, 5, 6] * 300, 0), rollout([6], 0, prompt=[9]))
+    history.prepare([KEY])
+    child = os.fork()
+    if child == 0:
+        history.prepare([prompt_key([9])])
+        Drafter(history).start("a", prompt_token_ids=PROMPT, training_step=1)
+        Drafter(history).start("b", prompt_token_ids=[9], training_step=1)
+        os._exit(0)
+    end_s = time.monotonic() + 20
+    while (status := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < end_s:
+        time.sleep(0.01)
+    if status == (0, 0):
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert status[1] == 0
+    assert status[0] == child
+
+
+def test_a_dropped_drafter_lets_go_of_its_requests():
+    history = filled(rollout([4, 5], 0))
+    drafter = Drafter(history)
+    drafter.start("a", prompt_token_ids=PROMPT, training_step=1)
+    assert history.record_for(KEY).open_requests
+    del drafter
+    assert not history.record_for(KEY).open_requests
 
 
 def test_discarded_builds_are_never_built():

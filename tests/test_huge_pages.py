@@ -35,17 +35,16 @@ def test_trees_come_and_go_in_any_order(seed):
 
 def test_an_empty_region_is_returned():
     before = mapped_bytes()
-    tree = tree_of(400_000, 0)
-    assert mapped_bytes() > before
-    del tree
-    assert mapped_bytes() <= before + REGION_BYTES  # the region that the next test's first array may reuse
+    trees = [tree_of(400_000, seed) for seed in range(4)]  # more than what earlier tests left free
+    assert mapped_bytes() >= before + REGION_BYTES
+    trees.clear()
+    assert mapped_bytes() <= before + REGION_BYTES  # one may be shared with what was there before
 
 
 def test_an_array_larger_than_a_region():
-    before = mapped_bytes()
     tree = tree_of(1_500_000, 1)
-    assert tree.memory_bytes() > REGION_BYTES
-    assert mapped_bytes() - before >= tree.memory_bytes() - (1 << 20)
+    assert tree.memory_bytes() > 2 * REGION_BYTES  # its edges alone fill more than one region
+    assert mapped_bytes() >= tree.memory_bytes() - (1 << 20)
     check_invariants()
     tree.extend(tree.open(), [1, 2, 3])
     assert tree.num_tokens == 1_500_003

@@ -274,7 +274,6 @@ def test_the_result_is_plain_json():
 # ---------------------------------------------------------------- real rollouts
 
 
-@pytest.mark.skipif(not EXAMPLE.exists(), reason="the example log is not there")
 @pytest.mark.parametrize("order", ORDERS)
 def test_real_rollouts(order):
     records = list(read_log(EXAMPLE))

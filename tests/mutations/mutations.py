@@ -12,18 +12,31 @@ RECORD = "das/prompt_record.py"
 HISTORY = "das/history.py"
 
 TREE_TESTS = ("test_suffix_tree.py", "test_suffix_tree_machine.py", "test_suffix_tree_laws.py")
-HISTORY_TESTS = ("test_history.py", "test_history_trees.py", "test_history_machine.py", "test_drafter.py")
+HISTORY_TESTS = (
+    "test_details.py",
+    "test_history.py",
+    "test_history_trees.py",
+    "test_history_machine.py",
+    "test_drafter.py",
+)
 DRAFT_TESTS = (
     "test_drafter.py",
     "test_extend_batch.py",
     "test_confidence.py",
     "test_step.py",
+    "test_details.py",
     "test_drafting_rule.py",
 )
 TESTS = {
     TREE: TREE_TESTS,
     ARRAYS: TREE_TESTS,
-    MEMORY: ("test_suffix_tree.py", "test_suffix_tree_errors.py", "test_huge_pages.py", "test_leaks.py"),
+    MEMORY: (
+        "test_suffix_tree.py",
+        "test_suffix_tree_errors.py",
+        "test_huge_pages.py",
+        "test_leaks.py",
+        "test_details.py",
+    ),
     DRAFT: DRAFT_TESTS,
     LIVE: DRAFT_TESTS,
     RECORD: HISTORY_TESTS,
@@ -245,8 +258,6 @@ MUTATIONS = [
              "a tree that holds too much is built anew"),
     Mutation(HISTORY, "late-rollouts-not-indexed", "            for serial, rollout in record.window():\n",
              "            for serial, rollout in ():\n", "`start` indexes what came since the tree was built"),
-    Mutation(HISTORY, "installed-under-requests", "elif not record.open_requests and record.has_no_right_tree():",
-             "elif record.has_no_right_tree():", "maintain changes nothing that a running request sees"),
     Mutation(HISTORY, "outdated-build-installed", "if build is not None and version == record.version:", "if build is not None:",
              "a background tree from before an expiry holds too much"),
     Mutation(HISTORY, "finished-counted-twice", "                tree.included.add(serial)", "                pass",
