@@ -34,7 +34,7 @@ cdef class SuffixTree:
         TypeError, ValueError: an argument is not an int, or out of range. MemoryError: no room for what is expected.
 
     Complexity: one token costs at most max_order + 1 steps of O(1); about 65 bytes a token.
-    Thread safety: every method takes the tree's mutex; `add`, `add_prompt` and `extend` work without the GIL.
+    Thread safety: all methods and properties take the tree's mutex; `add`, `add_prompt`, `extend` work without the GIL.
     """
 
     def __cinit__(self):
@@ -52,17 +52,18 @@ cdef class SuffixTree:
             raise TypeError(f"max_order must be an int, not {type(max_order).__name__}")
         if not 1 <= max_order <= MAX_ORDER_C:
             raise ValueError(f"max_order is {max_order}; it must be 1 <= max_order <= {MAX_ORDER_C}")
-        if self.tree.num_text > 0:
-            if max_order != self.tree.max_order:
-                raise ValueError(f"max_order is {self.tree.max_order} and cannot change in a tree that holds tokens")
-            return
         if isinstance(num_expected_tokens, bool) or not isinstance(num_expected_tokens, int):
             raise TypeError(f"num_expected_tokens must be an int, not {type(num_expected_tokens).__name__}")
         if not 0 <= num_expected_tokens < 1 << 31:
             raise ValueError(f"num_expected_tokens is {num_expected_tokens}; it must be 0 <= num_expected_tokens < 2**31")
-        self.tree.max_order = max_order
-        if num_expected_tokens > 0:
-            expect_tokens(&self.tree, num_expected_tokens)
+        with self.lock:
+            if self.tree.num_text > 0:
+                if max_order != self.tree.max_order:
+                    raise ValueError(f"max_order is {self.tree.max_order} and cannot change in a tree that holds tokens")
+                return
+            self.tree.max_order = max_order
+            if num_expected_tokens > 0:
+                expect_tokens(&self.tree, num_expected_tokens)
 
     def __dealloc__(self):
         free_arrays(&self.tree)
@@ -73,27 +74,32 @@ cdef class SuffixTree:
     @property
     def max_order(self):
         """Longest context, in tokens."""
-        return self.tree.max_order
+        with self.lock:
+            return self.tree.max_order
 
     @property
     def num_tokens(self):
         """Tokens indexed so far."""
-        return self.tree.num_tokens
+        with self.lock:
+            return self.tree.num_tokens
 
     @property
     def num_nodes(self):
         """Nodes in the tree, the root included; leaves need none."""
-        return self.tree.num_nodes
+        with self.lock:
+            return self.tree.num_nodes
 
     @property
     def num_edges(self):
         """Edges in the tree."""
-        return self.tree.num_edges
+        with self.lock:
+            return self.tree.num_edges
 
     @property
     def num_open_sequences(self):
         """Sequences that can still grow."""
-        return self.tree.num_open
+        with self.lock:
+            return self.tree.num_open
 
     def add_prompt(self, token_ids):
         """Index a prompt once, as class running, and return the handle that responses to it start from.
@@ -292,7 +298,8 @@ cdef class SuffixTree:
 
         Complexity: O(1).
         """
-        return allocated_bytes(&self.tree)
+        with self.lock:
+            return allocated_bytes(&self.tree)
 
     def check_invariants(self):
         """Verify the whole structure; for tests, slow.

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from array import array
 
 import pytest
 from checks import CheckedTree
@@ -127,3 +128,32 @@ def test_token_ids_that_ask_the_tree():
     """
     command = [sys.executable, "-c", textwrap.dedent(code)]
     assert subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip() == "(0, 1)"
+
+
+SIZES = {
+    "num_tokens": lambda tree: tree.num_tokens,
+    "num_nodes": lambda tree: tree.num_nodes,
+    "num_edges": lambda tree: tree.num_edges,
+    "num_open_sequences": lambda tree: tree.num_open_sequences,
+    "memory_bytes": lambda tree: tree.memory_bytes(),
+    "max_order": lambda tree: tree.max_order,
+}
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_size_is_that_before_or_after_a_call_and_never_one_in_between(size):
+    tree, token_ids = SuffixTree(), array("i", [random.randrange(50) for _ in range(100_000)])
+    boundaries, seen, done = [SIZES[size](tree)], set(), threading.Event()
+
+    def grow():
+        for _ in range(3):
+            tree.add(token_ids)  # without the GIL
+            boundaries.append(SIZES[size](tree))
+        done.set()
+
+    def read():
+        while not done.is_set():
+            seen.add(SIZES[size](tree))
+
+    run_threads(grow, read)
+    assert seen <= set(boundaries)
