@@ -9,6 +9,8 @@ from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from libc.stdint cimport int32_t
 from libc.string cimport memcpy
 
+from collections.abc import Mapping, Set
+
 import numpy
 
 cdef long long MAX_TOKEN_ID = 0x7FFFFFFF
@@ -52,6 +54,9 @@ cdef class TokenIdBuffer:
             pass
         else:
             return self._load_array(numpy.asarray(view), name)
+        # Not isinstance(): Cython drops what an abstract class's check raises, a RecursionError for one.
+        if Set.__instancecheck__(token_ids) or Mapping.__instancecheck__(token_ids):
+            raise TypeError(f"{name} must be a sequence of token ids; a {type(token_ids).__name__} does not say their order")
         try:
             as_list = list(token_ids)
         except TypeError:
@@ -122,7 +127,7 @@ def token_id_array(token_ids, name="token_ids"):
         a new int32 array, not writeable.
 
     Raises:
-        TypeError: not integers, or not a sequence. ValueError: an id out of range (with its position), or not 1-D.
+        TypeError: not integers, or not a sequence; a set or mapping has no order of its own. ValueError: an id out of range (with its position), or not 1-D.
 
     Complexity: O(tokens).
     """

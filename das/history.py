@@ -10,6 +10,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import NoReturn
 
 from das.prompt_record import PromptRecord
 from das.prompt_tree import PromptTree
@@ -173,6 +174,12 @@ class RolloutHistory:
         """Return the bytes held by rollouts and trees, as counted against `max_bytes`. Complexity: O(1)."""
         with self.lock:
             return self._held_bytes()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a RolloutHistory cannot be pickled or copied: it has a lock, threads and native trees; keep the rollouts, "
+            "rollouts(key) for each of prompt_keys(), and add_many them to a new RolloutHistory"
+        )
 
     # ---------------------------------------------------------------- for the drafter, with the lock held
 

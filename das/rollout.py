@@ -99,11 +99,24 @@ class Rollout:
         if self.response_mask is not None:
             put(self, "response_mask", _mask(self.response_mask, len(response)))
 
+    def __reduce__(self) -> tuple[Any, ...]:  # not __setstate__: dataclass overwrites that before Python 3.11.4
+        return _restored, (type(self), [getattr(self, name) for name in self.__dataclass_fields__])
+
     @property
     def key(self) -> int:
         """The prompt's key: the caller's own, or the hash of the prompt's token ids."""
         assert self.prompt_key is not None  # set by __post_init__
         return self.prompt_key
+
+
+def _restored(kind: type[Rollout], values: list[Any]) -> Rollout:
+    """Return the rollout of fields that `pickle` or `copy` brings; arrays that they have made are writeable."""
+    rollout = object.__new__(kind)
+    for name, value in zip(kind.__dataclass_fields__, values, strict=True):
+        if isinstance(value, np.ndarray):
+            value.flags.writeable = False
+        object.__setattr__(rollout, name, value)
+    return rollout
 
 
 def with_changes(rollout: Rollout, **changes: Any) -> Rollout:

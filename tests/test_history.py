@@ -1,11 +1,13 @@
 """RolloutHistory: which rollouts it keeps, under which identity and for how long."""
 
+import copy
 import dataclasses
+import pickle
 
 import pytest
 from rollout_samples import KEY, PROMPT, count, filled, rollout, run, stored
 
-from das import Drafter, HistoryStatistics, RolloutHistory, prompt_key
+from das import Confidence, Drafter, HistoryStatistics, RolloutHistory, prompt_key
 
 
 def steps(history, key=KEY):
@@ -267,3 +269,24 @@ def test_add_many_counts_the_new_ones():
     assert RolloutHistory().add_many(rollout([i // 2], 0) for i in range(6)) == 3
     defaults = RolloutHistory()
     assert (defaults.window_epochs, defaults.max_bytes) == (4, 8 << 30)
+
+
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_what_runs_in_one_process_cannot_be_copied_and_says_what_to_keep(copied):
+    history = filled(rollout([4, 5], 0), rollout([6], 1))
+    drafter = Drafter(history)
+    with pytest.raises(
+        TypeError, match=r"a RolloutHistory cannot be pickled or copied: .* rollouts\(key\) for each of"
+    ):
+        copied(history)
+    with pytest.raises(
+        TypeError, match=r"a Drafter cannot be pickled or copied: .*; keep confidence\.state\(\) and the"
+    ):
+        copied(drafter)
+    advised = RolloutHistory()
+    for key in history.prompt_keys():
+        advised.add_many(pickle.loads(pickle.dumps(history.rollouts(key))))
+    assert stored(advised) == stored(history)
+    confidence = Confidence()
+    confidence.load_state(pickle.loads(pickle.dumps(drafter.confidence.state())))
+    Drafter(advised, confidence=confidence).start("a", prompt_token_ids=PROMPT)

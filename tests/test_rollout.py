@@ -1,15 +1,18 @@
 """Rollout and prompt_key: what they accept, what they refuse and how they say so."""
 
+import copy
+import pickle
 import subprocess
 import sys
-from dataclasses import FrozenInstanceError
+from collections import OrderedDict
+from dataclasses import FrozenInstanceError, fields
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from das import Rollout, prompt_key
+from das import Rollout, RolloutHistory, prompt_key
 
 PROMPT, RESPONSE = [1, 2, 3], [4, 5, 6]
 token_ids = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=20)
@@ -81,6 +84,11 @@ BAD_TOKEN_IDS = [
     ([[1]], TypeError, r"{name}\[0\] is a list"),
     ("12", TypeError, r"{name} must hold token ids \(ints\), not str"),
     (b"12", TypeError, r"{name} must hold token ids \(ints\), not bytes"),
+    ({1, 2}, TypeError, r"{name} must be a sequence of token ids; a set does not say their order"),
+    (frozenset(), TypeError, r"{name} must be a sequence of token ids; a frozenset does not say their order"),
+    ({1: 2}, TypeError, r"{name} must be a sequence of token ids; a dict does not say their order"),
+    (OrderedDict({1: 2}), TypeError, r"{name} must be a sequence of token ids; a OrderedDict does not"),
+    ({1: 2}.keys(), TypeError, r"{name} must be a sequence of token ids; a dict_keys does not"),
     (None, TypeError, r"{name} must be a sequence of token ids, not NoneType"),
     (7, TypeError, r"{name} must be a sequence of token ids, not int"),
 ]
@@ -213,3 +221,36 @@ def test_two_rollouts_are_equal_only_if_the_same():
     assert r == r
     assert r != rollout()
     assert len({r, rollout()}) == 2
+
+
+PASSED_ON = {
+    **{f"pickle {n}": lambda r, n=n: pickle.loads(pickle.dumps(r, n)) for n in range(2, pickle.HIGHEST_PROTOCOL + 1)},
+    "pickle twice": lambda r: pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(r)))),
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+}
+
+
+@pytest.mark.parametrize("way", PASSED_ON)
+@pytest.mark.parametrize("mask", [None, [True, False, True]])
+def test_what_another_process_gets_is_equal_and_read_only_too(way, mask):
+    r = rollout(response_mask=mask, training_step=3, reward=0.5, request_id="a", prompt_key=7, ordinal=2)
+    passed_on = PASSED_ON[way](r)
+    assert type(passed_on) is Rollout
+    for field in fields(Rollout):
+        before, after = getattr(r, field.name), getattr(passed_on, field.name)
+        if isinstance(before, np.ndarray):
+            assert (after.tolist(), after.dtype) == (before.tolist(), before.dtype)
+            with pytest.raises(ValueError, match="read-only"):
+                after[0] = 1
+        else:
+            assert after == before
+    with pytest.raises(FrozenInstanceError):
+        passed_on.reward = 1.0
+
+
+def test_rollouts_that_share_a_prompt_still_do_after_pickling():
+    history = RolloutHistory()
+    history.add_many([rollout(), rollout(ordinal=1)])
+    first, second = pickle.loads(pickle.dumps(history.rollouts(prompt_key(PROMPT))))
+    assert first.prompt_token_ids is second.prompt_token_ids

@@ -65,6 +65,8 @@ BAD_TOKEN_IDS = [
     ([True], TypeError, r"\[0\] is a bool"),
     ([1, "2"], TypeError, r"\[1\] is a str"),
     ([[1], [2]], TypeError, r"\[0\] is a list"),
+    ({1, 2}, TypeError, " must be a sequence .*set does not say their order"),
+    ({1: 2}, TypeError, " must be a sequence .*dict does not say their order"),
     ("12", TypeError, " .*str"),
     (b"12", TypeError, " .*bytes"),
     (None, TypeError, " .*NoneType"),
