@@ -2,6 +2,7 @@
 """The state of the requests that run, as C structs: a decode step of 256 requests is two calls, one to draft and one to
 extend, and neither touches Python between requests."""
 cimport cython
+from libc.math cimport isnan
 from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memset
@@ -23,9 +24,11 @@ cdef struct Step:               # one request's part of a decode step
     int64_t row
     int64_t first               # of its tokens in the batch's
     int64_t num_tokens
-    int64_t num_verified
+    int64_t num_verified        # of the pending draft, or one of the two below
 
 cdef enum:
+    ALL_VERIFIED = -1
+    OUT_OF_RANGE = MAX_DRAFT + 1
     MAX_FEEDBACK = 1 << 16      # decode steps; a step of 256 requests is heard by the policy at the next plan_step
     EXTEND_AHEAD = 4            # requests between asking for memory and using it
 
@@ -105,6 +108,62 @@ cdef class Draft:
     def __reduce__(self):
         raise TypeError("a Draft cannot be pickled: send its draft_token_ids")
 
+# ------------------------------------------------------------------------------------------------ emitted tokens
+
+@cython.final
+cdef class EmittedTokens:
+    """What an engine emitted for some requests, read from Python and checked as far as that goes without the requests.
+
+    Read before any lock is taken: iterating a strange sequence may run code that calls the drafter.
+
+    Args:
+        request_ids: for the messages.
+        token_ids: of each request; none changes nothing.
+        num_verified: how many tokens of its pending draft the engine really verified; None: all.
+    """
+    cdef list request_ids
+    cdef list num_verified
+    cdef TokenIdBuffer ids      # of all requests, one after the other
+    cdef Step* steps
+    cdef Py_ssize_t num_steps
+
+    def __cinit__(self, list request_ids not None, list token_ids not None, list num_verified not None):
+        cdef Py_ssize_t i, n = len(request_ids)
+        if len(token_ids) != n or len(num_verified) != n:
+            raise ValueError("token_ids and num_verified must have one entry a request")
+        self.request_ids = request_ids
+        self.num_verified = num_verified
+        self.ids = TokenIdBuffer()
+        self.steps = <Step*>malloc(max(1, n) * sizeof(Step))
+        if self.steps == NULL:
+            raise MemoryError()
+        self.num_steps = n
+        for i in range(n):
+            self.steps[i].first = self.ids.num_tokens
+            try:
+                self.steps[i].num_tokens = self.ids.add(token_ids[i], "token_ids")
+                self.steps[i].num_verified = _num_verified(num_verified[i])
+            except (TypeError, ValueError) as error:
+                if type(error) is not TypeError and type(error) is not ValueError:
+                    raise               # of the caller's own code
+                raise type(error)(f"request {request_ids[i]!r}: {error}") from None
+
+    def __dealloc__(self):
+        free(self.steps)
+
+    @property
+    def num_tokens(self):
+        """Tokens of all requests together."""
+        return self.ids.num_tokens
+
+
+cdef int64_t _num_verified(object number) except -2:
+    if number is None:
+        return ALL_VERIFIED
+    if isinstance(number, bool) or not isinstance(number, (int, numpy.integer)):
+        raise TypeError(f"num_verified_draft_tokens must be an int, not {type(number).__name__}")
+    return number if 0 <= number <= MAX_DRAFT else OUT_OF_RANGE
+
 # ------------------------------------------------------------------------------------------------ requests
 
 @cython.final
@@ -118,9 +177,6 @@ cdef class LiveRequests:
     cdef Py_ssize_t num_rows
     cdef list trees             # keeps each row's SuffixTree alive
     cdef list free_rows
-    cdef TokenIdBuffer ids
-    cdef Step* steps            # of the batch being taken in
-    cdef int64_t steps_capacity
     cdef int64_t* feedback      # (drafted, accepted) of each decode step since `take_feedback`
     cdef int64_t num_feedback
     cdef int64_t feedback_capacity
@@ -132,7 +188,6 @@ cdef class LiveRequests:
             raise ValueError(f"calibration cells must have shape {_CELLS_SHAPE}")
         self.trees = []
         self.free_rows = []
-        self.ids = TokenIdBuffer()
         self.hits = hits
         self.misses = misses
 
@@ -142,7 +197,6 @@ cdef class LiveRequests:
             free(self.requests[row].response)
         free(self.requests)
         free(self.feedback)
-        free(self.steps)
 
     def add(self, SuffixTree tree not None, sequence, *, int64_t num_prompt_tokens, int64_t max_total_tokens,
             uint64_t prompt_key):
@@ -229,89 +283,73 @@ cdef class LiveRequests:
         """Return the request's counters, in the order of metrics.AcceptanceCounters' fields."""
         return tuple([self.requests[row].counters[i] for i in range(NUM_COUNTERS)])
 
-    def note(self, Py_ssize_t row, token_ids):
+    def note(self, Py_ssize_t row, EmittedTokens environment not None):
         """Environment tokens: part of the response, but no decode step; they drop the pending draft unscored."""
         cdef Request* request = &self.requests[row]
-        if self.ids.load(token_ids, "token_ids") > 0:
-            self._remember(request, self.ids.data, self.ids.num_tokens)
+        cdef Py_ssize_t num_tokens = environment.ids.num_tokens
+        if num_tokens > 0:
+            self._remember(request, environment.ids.data, num_tokens)
             request.num_drafted = 0
             request.num_asked = 0
-        return self.ids.num_tokens
+        return num_tokens
 
-    def extend(self, list rows not None, list token_ids not None, list num_verified not None):
+    def check_verified(self, list rows not None, EmittedTokens emitted not None):
+        """Raise ValueError where more tokens were verified than the row's pending draft has."""
+        cdef Py_ssize_t i
+        cdef int64_t num_drafted
+        if len(rows) != emitted.num_steps:
+            raise ValueError(f"{len(rows)} rows, and tokens emitted for {emitted.num_steps} requests")
+        for i in range(emitted.num_steps):
+            num_drafted = self.requests[<Py_ssize_t>rows[i]].num_drafted
+            if emitted.steps[i].num_verified > num_drafted:
+                raise ValueError(f"request {emitted.request_ids[i]!r}: num_verified_draft_tokens is "
+                                 f"{emitted.num_verified[i]}; the pending draft has {num_drafted} tokens")
+
+    def extend(self, list rows not None, EmittedTokens emitted not None):
         """Take one decode step's tokens of each row, in order; return how many tokens each row got.
 
-        token_ids[i]: none changes nothing. num_verified[i]: how many tokens of the pending draft the engine really
-        verified; None: all. All arguments are checked before the first row is touched.
+        All arguments are checked before the first row is touched.
         """
         cdef Py_ssize_t i, num_rows = len(rows)
-        cdef int64_t num_tokens = 0
-        cdef Step* steps = self._read_steps(rows, token_ids, num_verified)
+        cdef Step* steps = emitted.steps
+        self.check_verified(rows, emitted)
         for i in range(num_rows):
+            steps[i].row = rows[i]
             prefetch_sequence(self.requests[steps[i].row].tree, self.requests[steps[i].row].sequence)
         for i in range(num_rows):
             if i + EXTEND_AHEAD < num_rows:
-                self._prefetch_step(&steps[i + EXTEND_AHEAD])
+                self._prefetch_step(&steps[i + EXTEND_AHEAD], emitted.ids.data)
             if steps[i].num_tokens > 0:
-                self._extend_row(&self.requests[steps[i].row], &steps[i])
+                self._extend_row(&self.requests[steps[i].row], &steps[i], emitted.ids.data + steps[i].first)
         return [steps[i].num_tokens for i in range(num_rows)]
 
-    cdef Step* _read_steps(self, list rows, list token_ids, list num_verified) except? NULL:
-        """Read and check a batch of decode steps: all tokens into `ids`, one after the other."""
-        cdef Py_ssize_t i, num_rows = len(rows)
-        cdef Step* step
-        cdef Request* request
-        if num_rows > self.steps_capacity:
-            step = <Step*>realloc(self.steps, 2 * num_rows * sizeof(Step))
-            if step == NULL:
-                raise MemoryError()
-            self.steps = step
-            self.steps_capacity = 2 * num_rows
-        self.ids.clear()
-        for i in range(num_rows):
-            step = &self.steps[i]
-            step.row = rows[i]
-            request = &self.requests[step.row]
-            step.first = self.ids.num_tokens
-            step.num_tokens = self.ids.add(token_ids[i], "token_ids")
-            verified = num_verified[i]
-            step.num_verified = request.num_drafted
-            if verified is not None:
-                if isinstance(verified, bool) or not isinstance(verified, (int, numpy.integer)):
-                    raise TypeError(f"num_verified_draft_tokens must be an int, not {type(verified).__name__}")
-                if not 0 <= verified <= request.num_drafted:
-                    raise ValueError(f"num_verified_draft_tokens is {verified}; the pending draft has "
-                                     f"{request.num_drafted} tokens")
-                step.num_verified = verified
-        return self.steps
-
-    cdef void _prefetch_step(self, const Step* step) noexcept:
+    cdef void _prefetch_step(self, const Step* step, const int32_t* token_ids) noexcept:
         cdef Request* request = &self.requests[step.row]
         cdef Sequence* sequence = &request.tree.sequences[request.sequence]
         if step.num_tokens > 0:
             prefetch_places(request.tree, sequence.places, sequence.num_pending)
-            prefetch_steps(request.tree, sequence.places, sequence.num_pending, self.ids.data[step.first])
+            prefetch_steps(request.tree, sequence.places, sequence.num_pending, token_ids[step.first])
 
-    cdef int _extend_row(self, Request* request, const Step* step) except -1:
-        cdef const int32_t* token_ids = self.ids.data + step.first
+    cdef int _extend_row(self, Request* request, const Step* step, const int32_t* token_ids) except -1:
         cdef int64_t n = step.num_tokens
+        cdef int64_t num_verified = request.num_drafted if step.num_verified == ALL_VERIFIED else step.num_verified
         cdef int64_t accepted = 0
         reserve(request.tree, request.sequence, n)
         self._make_room_for_feedback()
         self._remember(request, token_ids, n)
-        request.num_asked = min(request.num_asked, <int32_t>step.num_verified + 1)
-        while accepted < min(step.num_verified, n) and request.asked[accepted].token == token_ids[accepted]:
+        request.num_asked = min(request.num_asked, <int32_t>num_verified + 1)
+        while accepted < min(num_verified, n) and request.asked[accepted].token == token_ids[accepted]:
             accepted += 1
         score(request, &self.hits[0, 0], &self.misses[0, 0], token_ids, n)
         append(request.tree, request.sequence, token_ids, n)
         request.num_drafted = 0
         request.num_asked = 0
         request.counters[DECODE_STEPS] += 1
-        request.counters[VERIFICATION_STEPS] += step.num_verified > 0
-        request.counters[DRAFTED] += step.num_verified
+        request.counters[VERIFICATION_STEPS] += num_verified > 0
+        request.counters[DRAFTED] += num_verified
         request.counters[ACCEPTED] += accepted
         request.counters[EMITTED] += n
-        self.feedback[2 * self.num_feedback] = step.num_verified
+        self.feedback[2 * self.num_feedback] = num_verified
         self.feedback[2 * self.num_feedback + 1] = accepted
         self.num_feedback += 1
         return 0
@@ -347,18 +385,27 @@ cdef class LiveRequests:
         request.num_response = needed
         return 0
 
+    def check_budgets(self, const int64_t[::1] max_draft_tokens not None, const double[::1] min_survival not None):
+        """Raise ValueError for a cap outside 0..MAX_DRAFT_TOKENS or a price that is no number."""
+        cdef Py_ssize_t i
+        for i in range(max_draft_tokens.shape[0]):
+            if not 0 <= max_draft_tokens[i] <= MAX_DRAFT:
+                raise ValueError(f"max_draft_tokens[{i}] is {max_draft_tokens[i]}; it must be 0 <= cap <= {MAX_DRAFT}")
+        for i in range(min_survival.shape[0]):
+            if isnan(min_survival[i]):
+                raise ValueError(f"min_survival[{i}] is nan; it must be a number, the price of a request")
+
     def draft(self, const int64_t[::1] rows not None, const int64_t[::1] max_draft_tokens not None,
               const double[::1] min_survival not None):
-        """Draft for each row under its cap (0..MAX_DRAFT_TOKENS) and price, and return the DraftBatch."""
+        """Draft for each row under its cap and price, as `check_budgets` wants them, and return the DraftBatch."""
         cdef Py_ssize_t i, n = rows.shape[0]
         cdef int64_t width = 0
         if max_draft_tokens.shape[0] != n or min_survival.shape[0] != n:
             raise ValueError(f"max_draft_tokens has {max_draft_tokens.shape[0]} entries and min_survival "
                              f"{min_survival.shape[0]}; both must have one a request, {n}")
+        self.check_budgets(max_draft_tokens, min_survival)
         for i in range(n):
             width = max(width, max_draft_tokens[i])
-            if not 0 <= max_draft_tokens[i] <= MAX_DRAFT:
-                raise ValueError(f"max_draft_tokens[{i}] is {max_draft_tokens[i]}; it must be 0 <= cap <= {MAX_DRAFT}")
         cdef DraftBatch batch = DraftBatch(n, width)
         cdef Chain[GROUP_SIZE] chains
         cdef int32_t in_group = 0

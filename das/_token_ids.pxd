@@ -2,7 +2,7 @@ from libc.stdint cimport int32_t
 
 
 cdef class TokenIdBuffer:
-    """Token ids read from Python once, checked, as one C array. Reused from call to call."""
+    """Token ids read from Python once, checked, as one C array."""
     cdef int32_t* data
     cdef Py_ssize_t num_tokens
     cdef Py_ssize_t _capacity

@@ -8,6 +8,7 @@ it brings. A policy knows lengths and counts, never a tree.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,6 +17,7 @@ import numpy.typing as npt
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
+_INT64, _FLOAT64 = np.dtype(np.int64), np.dtype(np.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,23 @@ class RunningRequests:
 
     def __len__(self) -> int:
         return len(self.num_response_tokens)
+
+
+def caps_array(caps: Any, *, num_requests: int) -> IntArray:
+    """Return the caps that a policy gave, as int64: one int a request, its range not yet checked.
+
+    Raises:
+        TypeError: not a sequence of ints (a bool or a float is none). ValueError: not one a request.
+
+    Complexity: O(1) for an int64 array, which is returned as it is.
+    """
+    return _one_a_request(caps, "max_draft_tokens", _INT64, (int, np.integer), "ints", num_requests)
+
+
+def prices_array(prices: Any, *, num_requests: int) -> FloatArray:
+    """Return the prices that a policy gave, as float64: one number a request, NaN included. Else as `caps_array`."""
+    numbers = (int, float, np.integer, np.floating)
+    return _one_a_request(prices, "min_survival", _FLOAT64, numbers, "numbers", num_requests)
 
 
 class BudgetPolicy(Protocol):
@@ -127,6 +146,37 @@ class NoDraft(_ConstantBudget):
 
     def __init__(self) -> None:
         super().__init__(0, math.inf)
+
+
+def _one_a_request(
+    values: Any, name: str, dtype: np.dtype[Any], types: tuple[type, ...], plural: str, num_requests: int
+) -> npt.NDArray[Any]:
+    if not isinstance(values, np.ndarray) or values.dtype != dtype or values.ndim != 1:
+        values = _checked_array(values, name, dtype, types, plural)
+    if len(values) != num_requests:
+        raise ValueError(f"{name} has {len(values)} entries; it must have {num_requests}, one a request")
+    return np.ascontiguousarray(values)
+
+
+def _checked_array(
+    values: Any, name: str, dtype: np.dtype[Any], types: tuple[type, ...], plural: str
+) -> npt.NDArray[Any]:
+    """Read what is no array of that dtype value by value: numpy would cast floats, text and truth values silently."""
+    if hasattr(values, "__array__"):
+        values = np.asarray(values)
+        if values.ndim != 1:
+            raise ValueError(f"{name} has {values.ndim} dimensions; it must have one, with an entry a request")
+        values = values.tolist()
+    elif isinstance(values, (str, bytes, Set, Mapping)) or not isinstance(values, Iterable):
+        raise TypeError(f"{name} must be a sequence of {plural}, one a request, not {type(values).__name__}")
+    values = list(values)
+    for position, value in enumerate(values):
+        if isinstance(value, bool) or not isinstance(value, types):
+            raise TypeError(f"{name}[{position}] is {value!r}, a {type(value).__name__}; it must hold {plural}")
+    try:
+        return np.array(values, dtype)
+    except OverflowError:
+        raise ValueError(f"{name} holds {max(values, key=abs)}, which is out of range") from None
 
 
 def _draft_length(max_draft_tokens: int) -> int:

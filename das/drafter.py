@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
 import numpy as np
 
-from das._live_requests import Draft, DraftBatch, LiveRequests, drafts_of
+from das._live_requests import Draft, DraftBatch, EmittedTokens, LiveRequests, drafts_of
 from das._token_ids import token_id_array
-from das.budget import RunningRequests
+from das.budget import RunningRequests, caps_array, prices_array
 from das.confidence import Confidence
 from das.history import RolloutHistory
 from das.live_request import LiveRequest
@@ -26,10 +27,18 @@ class Drafter:
         history: where the rollouts of earlier epochs are, and where finished ones go. None: a new RolloutHistory().
         confidence: what is learned about acceptance. None: a new Confidence().
 
-    Thread safety: each call holds the history's lock; drafting releases the GIL.
+    Raises:
+        TypeError: an argument is something else.
+
+    Thread safety: each call holds the history's lock; drafting releases the GIL. Arguments are read before the lock is
+    taken: a call made by the iteration of another call's token ids comes before that one.
     """
 
     def __init__(self, history: RolloutHistory | None = None, *, confidence: Confidence | None = None) -> None:
+        if history is not None and not isinstance(history, RolloutHistory):
+            raise TypeError(f"history must be a RolloutHistory or None, not {type(history).__name__}")
+        if confidence is not None and not isinstance(confidence, Confidence):
+            raise TypeError(f"confidence must be a Confidence or None, not {type(confidence).__name__}")
         self.history = RolloutHistory() if history is None else history
         self.confidence = Confidence() if confidence is None else confidence
         self._table = LiveRequests(self.confidence.hits, self.confidence.misses)
@@ -54,8 +63,11 @@ class Drafter:
             request_id: not in use by a running request.
             prompt_token_ids: at least one token id.
             prompt_key: the caller's own key of the prompt; None: the hash of its token ids.
-            training_step: version of the policy; None: a prompt started again after all its requests finished opens
-                its next epoch.
+            training_step: version of the policy, and the epoch the response will belong to. None: a prompt started
+                again after all its requests finished opens its next epoch. Where requests of a prompt always overlap
+                that moment never comes: all its responses then belong to one epoch, the window never moves, and the
+                prompt's memory grows until `max_bytes`. Such callers (asynchronous training, an engine that is never
+                idle) pass `training_step`.
             max_total_tokens: prompt and response together; drafts never run past it. None: no limit.
 
         Raises:
@@ -104,19 +116,22 @@ class Drafter:
 
         Raises:
             KeyError: unknown request. TypeError, ValueError: not token ids, or more verified than drafted.
-            Nothing changes then.
+            Nothing changes then. MemoryError: the request is as before, but environment tokens noted so far are a text
+            of their own then, which those noted later do not continue.
 
         Complexity: O(tokens), at most 17 tree steps a token, whatever the history holds.
         """
+        emitted = EmittedTokens([request_id], [token_ids], [num_verified_draft_tokens if generated else None])
         with self.history.lock:
             request = self._request(request_id)
             if not generated:
-                request.note_environment(token_ids)
+                request.note_environment(emitted)
                 self._in_environment[request_id] = None
                 return
-            if self._in_environment:
+            if self._in_environment and emitted.num_tokens:
+                self._table.check_verified([request.row], emitted)  # before anything changes
                 self._enter_environment()
-            (num_tokens,) = self._table.extend([request.row], [token_ids], [num_verified_draft_tokens])
+            (num_tokens,) = self._table.extend([request.row], emitted)
             if request.runs:
                 request.count_generated(num_tokens)
 
@@ -131,25 +146,27 @@ class Drafter:
         Args:
             token_ids: the tokens of each request.
             num_verified_draft_tokens: how many tokens of its pending draft the engine verified; a request not named,
-                or None: all of it.
+                or None: all of it. Requests that `token_ids` does not name are ignored.
 
         Raises:
-            KeyError: unknown request. TypeError, ValueError: as `extend`. Nothing changes then.
+            KeyError: unknown request. TypeError, ValueError: as `extend`, naming the request. Nothing changes then.
             MemoryError: requests before the one that found no memory have been extended.
 
         Complexity: O(tokens).
         """
-        verified = num_verified_draft_tokens or {}
+        verified = {} if num_verified_draft_tokens is None else num_verified_draft_tokens
+        for name, argument in (("token_ids", token_ids), ("num_verified_draft_tokens", verified)):
+            if not isinstance(argument, Mapping):
+                raise TypeError(f"{name} must be a mapping from request_id, not {type(argument).__name__}")
+        request_ids = list(token_ids)
+        emitted = EmittedTokens(request_ids, list(token_ids.values()), [verified.get(name) for name in request_ids])
         with self.history.lock:
-            try:
-                requests = [self._requests[request_id] for request_id in token_ids]
-            except KeyError as error:
-                raise KeyError(f"request {error.args[0]!r} is not running") from None
-            if self._in_environment:
-                self._enter_environment()
+            requests = self._running(request_ids)
             rows = [request.row for request in requests]
-            counts = self._table.extend(rows, list(token_ids.values()), [verified.get(name) for name in token_ids])
-            for request, num_tokens in zip(requests, counts, strict=True):
+            if self._in_environment and emitted.num_tokens:
+                self._table.check_verified(rows, emitted)  # before anything changes
+                self._enter_environment()
+            for request, num_tokens in zip(requests, self._table.extend(rows, emitted), strict=True):
                 if request.runs:
                     request.count_generated(num_tokens)
 
@@ -165,33 +182,46 @@ class Drafter:
 
         Args:
             request_ids: running requests, each at most once.
-            max_draft_tokens: one cap a request, 0..64 tokens.
-            min_survival: one price a request.
+            max_draft_tokens: one cap a request, 0..64 tokens; int64 arrays are read fastest.
+            min_survival: one price a request, any number (inf: draft nothing); float64 arrays are read fastest.
             max_batch_draft_tokens: limit for the sum; the least likely tokens are cut. None: no limit.
 
         Returns:
             one Draft a request, in the order given. It replaces the request's pending draft.
 
         Raises:
-            KeyError: unknown request. ValueError: a request named twice, or a cap out of range.
+            KeyError: unknown request. TypeError: a cap that is no int (a bool or a float is none), a price that is no
+            number. ValueError: a request named twice, a cap out of range, a price that is NaN, or not one cap and one
+            price a request. Nothing changes then.
 
         Complexity: O(drafted tokens), one native call without the GIL, whatever the history holds.
         """
         if max_batch_draft_tokens is not None:
             check_int(max_batch_draft_tokens, "max_batch_draft_tokens", below=1 << 62)
+        request_ids = list(request_ids)
+        caps = caps_array(max_draft_tokens, num_requests=len(request_ids))
+        prices = prices_array(min_survival, num_requests=len(request_ids))
         with self.history.lock:
             rows = self._rows(request_ids)
             if self._in_environment:
+                self._table.check_budgets(caps, prices)
                 self._enter_environment()
-            batch: DraftBatch = self._table.draft(
-                rows, np.asarray(max_draft_tokens, np.int64), np.asarray(min_survival, np.float64)
-            )
+            batch: DraftBatch = self._table.draft(rows, caps, prices)
             if max_batch_draft_tokens is not None:
                 self._table.clip(rows, batch, max_batch_draft_tokens)
             return dict(zip(request_ids, drafts_of(batch), strict=True))
 
     def running(self, request_ids: Sequence[str], *, num_running: int | None = None) -> RunningRequests:
-        """Return what a budget policy needs to know of these requests. Raises KeyError for an unknown one."""
+        """Return what a budget policy needs to know of these requests.
+
+        Raises:
+            KeyError: unknown request. TypeError, ValueError: a request named twice, or a bad `num_running`.
+
+        Complexity: O(requests).
+        """
+        if num_running is not None:
+            check_int(num_running, "num_running", below=1 << 62)
+        request_ids = list(request_ids)
         with self.history.lock:
             num_prompt_tokens, num_response_tokens, prompt_keys = self._table.describe(self._rows(request_ids))
             return RunningRequests(
@@ -260,6 +290,12 @@ class Drafter:
         if hasattr(self, "_requests"):  # else its constructor raised
             self.close()
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a Drafter cannot be pickled or copied: its requests run in one process; keep confidence.state() and the "
+            "rollouts of its history, and make a new Drafter from them"
+        )
+
     def maintain(self, *, max_us: float = 500.0) -> None:
         """Spend up to `max_us` on housekeeping beside the device's work; see `RolloutHistory.maintain`."""
         self.history.maintain(max_us=max_us)
@@ -289,11 +325,14 @@ class Drafter:
             raise KeyError(f"request {request_id!r} is not running")
         return request
 
-    def _rows(self, request_ids: Sequence[str]) -> np.ndarray:
+    def _running(self, request_ids: list[str]) -> list[LiveRequest]:
         try:
-            rows = [self._requests[request_id].row for request_id in request_ids]
+            return [self._requests[request_id] for request_id in request_ids]
         except KeyError as error:
             raise KeyError(f"request {error.args[0]!r} is not running") from None
+
+    def _rows(self, request_ids: list[str]) -> np.ndarray:
+        rows = [request.row for request in self._running(request_ids)]
         if len(set(rows)) != len(rows):
             raise ValueError("request_ids names a request twice")
         return np.array(rows, np.int64)

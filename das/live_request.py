@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from das._live_requests import LiveRequests
+from das._live_requests import EmittedTokens, LiveRequests
 from das.prompt_record import PromptRecord
 from das.prompt_tree import PromptTree
-from das.rollout import TokenArray, TokenIds
+from das.rollout import TokenArray
 
 
 class LiveRequest:
@@ -75,10 +75,10 @@ class LiveRequest:
         self.pending_environment = 0
         self._replace(tree, sequence)
 
-    def note_environment(self, token_ids: TokenIds) -> None:
+    def note_environment(self, environment: EmittedTokens) -> None:
         """Environment tokens arrived: the context from now on, but nothing that follows a generated token."""
         num_before = self.table.num_response_tokens(self.row)
-        num_tokens = self.table.note(self.row, token_ids)
+        num_tokens = self.table.note(self.row, environment)
         if num_tokens == 0:
             return
         if not self.runs:

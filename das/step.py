@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from das._live_requests import Draft
-from das.budget import BudgetPolicy
-from das.drafter import Drafter
+from das.budget import BudgetPolicy, IntArray, caps_array
+from das.drafter import NO_LIMIT, Drafter
 from das.rollout import check_int
 
 
@@ -33,7 +33,8 @@ def plan_step(
         request_ids: running requests, each at most once.
         policy: see `das.budget`.
         num_running: requests in the engine's batch now, where that is more than the ids given.
-        max_draft_tokens: the engine's own limits, by request; None: none.
+        max_draft_tokens: the engine's own limits, by request; None: none. A request not named has none; the limit of a
+            request that `request_ids` does not name is checked and ignored.
         max_batch_draft_tokens: the engine's limit for the step; the least likely tokens are cut. None: none.
         step_ms: how long the last decode step took, for policies that learn the latency; None: not measured.
 
@@ -41,14 +42,20 @@ def plan_step(
         {request_id: Draft} in the order given; an empty draft is an ordinary answer.
 
     Raises:
-        KeyError: unknown request. ValueError: a request named twice, or a negative limit. Nothing changes then.
+        KeyError: unknown request. TypeError: no drafter, no policy, or a limit that is no int. ValueError: a request
+        named twice, or a negative limit. Nothing changes then. TypeError, ValueError: the policy's caps and prices are
+        not one int and one number a request, or out of range; the policy has heard how its drafts fared then.
 
     Complexity: O(drafted tokens), whatever the history holds.
     """
+    if not isinstance(drafter, Drafter):
+        raise TypeError(f"drafter must be a Drafter, not {type(drafter).__name__}")
+    _check_policy(policy)
     if max_batch_draft_tokens is not None:
-        check_int(max_batch_draft_tokens, "max_batch_draft_tokens", below=1 << 62)
-    if max_draft_tokens and min(max_draft_tokens.values()) < 0:
-        raise ValueError(f"max_draft_tokens holds {min(max_draft_tokens.values())}; a limit is at least 0")
+        check_int(max_batch_draft_tokens, "max_batch_draft_tokens", below=NO_LIMIT)
+    if max_draft_tokens is not None:
+        _check_limits(max_draft_tokens)
+    request_ids = list(request_ids)
     with drafter.history.lock:  # no request may end between the budget and the draft
         running = drafter.running(request_ids, num_running=num_running)
         drafted, accepted = drafter.take_feedback()
@@ -63,11 +70,24 @@ def plan_step(
         )
 
 
-def _within_limits(
-    request_ids: Sequence[str], caps: npt.NDArray[np.int64], limits: Mapping[str, int] | None
-) -> npt.NDArray[np.int64]:
+def _check_policy(policy: Any) -> None:
+    methods = ("budgets", "observe")
+    if isinstance(policy, type) or not all(callable(getattr(policy, name, None)) for name in methods):
+        shown = f"the class {policy.__name__}" if isinstance(policy, type) else type(policy).__name__
+        raise TypeError(f"policy must be a budget policy, an object with budgets and observe (das.budget), not {shown}")
+
+
+def _check_limits(limits: Mapping[str, int]) -> None:
+    if not isinstance(limits, Mapping):
+        raise TypeError(f"max_draft_tokens must be a mapping from request_id to an int, not {type(limits).__name__}")
+    for request_id, limit in limits.items():
+        if type(limit) is not int or not 0 <= limit < NO_LIMIT:
+            check_int(limit, f"max_draft_tokens[{request_id!r}]", below=NO_LIMIT)
+
+
+def _within_limits(request_ids: Sequence[str], caps: Any, limits: Mapping[str, int] | None) -> IntArray:
     """Lower the policy's caps to the engine's limits; a request the engine does not name keeps its cap."""
     if not limits:
-        return caps
-    by_request = [limits.get(request_id, int(cap)) for request_id, cap in zip(request_ids, caps, strict=True)]
-    return np.minimum(caps, np.array(by_request, np.int64))
+        return caps_array(caps, num_requests=len(request_ids))
+    by_request = [limits.get(request_id, NO_LIMIT) for request_id in request_ids]
+    return np.minimum(caps_array(caps, num_requests=len(request_ids)), np.array(by_request, np.int64))

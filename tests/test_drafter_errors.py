@@ -1,10 +1,12 @@
 """Every call that the drafter and plan_step refuse: the error says what is wrong, and nothing has changed."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
-from rollout_samples import KEY, PROMPT, filled, rollout
+from rollout_samples import KEY, PROMPT, filled, rollout, tree_of
 
-from das import Drafter, FixedBudget, plan_step, prompt_key
+from das import Confidence, Drafter, FixedBudget, RolloutHistory, plan_step, prompt_key
 
 HISTORY = [rollout([4, 5, 6, 7, 8], 0), rollout([4, 5, 9, 4, 5, 6], 0)]
 
@@ -24,6 +26,7 @@ class Scene:
     """Two running requests with pending drafts, one of them perhaps behind environment tokens, and a policy."""
 
     def __init__(self, *, has_environment):
+        self.has_environment = has_environment
         self.drafter = Drafter(filled(*HISTORY))
         self.policy = Listener()
         for name in "ab":
@@ -35,7 +38,11 @@ class Scene:
         self.drafter.extend("a", [5, 6])
         if has_environment:
             self.drafter.extend("a", [4, 5], generated=False)
-        self.draft(["a"], [2])
+            self.drafter.extend("b", [6], generated=False)
+            self.draft(["a"], [2])
+            self.drafter.extend("a", [9, 4], generated=False)  # this the tree has not seen yet
+        else:
+            self.draft(["a"], [2])
 
     def draft(self, names, caps, prices=None, **limits):
         prices = [0.0] * len(names) if prices is None else prices
@@ -47,11 +54,14 @@ class Scene:
     def future(self):
         """What the scene leads to: every answer from here on, and all that was learned and stored."""
         drafter = self.drafter
+        if self.has_environment:  # continues the text of the environment so far, unless the tree has that already
+            drafter.extend("a", [5, 6], generated=False)
         seen = [drafter.request_ids(), drafter.history.statistics(), drafter.history.prompt_keys()]
         drafter.extend("b", [6, 7, 8])  # scores b's draft of the last plan_step
         seen += [drafter.counters("a"), drafter.counters("b"), drafter.counters()]
         drafter.extend("a", [6, 9, 4])
         seen += [(name, one.draft_token_ids, one.survival) for name, one in self.plan(["b", "a"]).items()]
+        seen += [tree_of(drafter.history).counts(context) for context in ([9, 4, 5], [4, 5, 6], [5, 6])]
         seen += [self.policy.heard, drafter.finish("a", reward=1.0), drafter.finish("b")]
         for key in (KEY, prompt_key([9])):
             for r in drafter.history.rollouts(key):
@@ -70,6 +80,10 @@ def extend(name, token_ids, **options):
 
 def note(name, token_ids):
     return extend(name, token_ids, generated=False)
+
+
+def batch(token_ids, verified=None):
+    return lambda scene: scene.drafter.extend_batch(token_ids, num_verified_draft_tokens=verified)
 
 
 def draft(*arguments, **limits):
@@ -122,12 +136,90 @@ BAD_CALLS = {
     "running: unknown": (lambda scene: scene.drafter.running(["a", "x"]), KeyError, UNKNOWN),
     "plan_step: unknown": (plan(["b", "x"]), KeyError, UNKNOWN),
     "plan_step: twice": (plan(["b", "b"]), ValueError, TWICE),
-    "plan_step: limit": (plan(["b"], max_draft_tokens={"b": -2}), ValueError, "max_draft_tokens holds -2; a limit is"),
+    "plan_step: limit": (
+        plan(["b"], max_draft_tokens={"b": -2}),
+        ValueError,
+        r"max_draft_tokens\['b'\] is -2; it must",
+    ),
     "plan_step: batch": (plan(["b"], max_batch_draft_tokens=-3), ValueError, "max_batch_draft_tokens is -3; it must"),
 }
 for number in (-1, 3, 2**70):
     message = f"num_verified_draft_tokens is {number}; the pending draft has "
     BAD_CALLS[f"extend: {number} verified"] = (extend("a", [4], num_verified_draft_tokens=number), ValueError, message)
+
+
+for name, tokens in {
+    "set": {4, 5},
+    "frozenset": frozenset([4]),
+    "dict": {4: 5},
+    "keys": {4: 5}.keys(),
+    "counter": Counter([4]),
+}.items():
+    message = f"token_ids must be a sequence of token ids; a {type(tokens).__name__} does not say their order"
+    BAD_CALLS[f"start: {name}"] = (start(prompt_token_ids=tokens), TypeError, f"prompt_{message}")
+    BAD_CALLS[f"extend: {name}"] = (extend("a", tokens), TypeError, message)
+    BAD_CALLS[f"environment: {name}"] = (note("a", tokens), TypeError, message)
+    BAD_CALLS[f"batch: {name}"] = (batch({"b": [1], "a": tokens}), TypeError, f"request 'a': {message}")
+for name, (a, verified, error, message) in {
+    "id": ([4, -1], None, ValueError, r"request 'a': token_ids\[1\] is -1; token ids are 0 <="),
+    "type": ([4.0], None, TypeError, r"request 'a': token_ids\[0\] is a float"),
+    "array": (np.array([1, -4]), None, ValueError, r"request 'a': token_ids\[1\] is -4"),
+    "text": ("45", None, TypeError, "request 'a': token_ids must hold token ids"),
+    "no sequence": (5, None, TypeError, "request 'a': token_ids must be a sequence of token ids, not int"),
+    "verified": ([4], {"a": 99}, ValueError, "request 'a': num_verified_draft_tokens is 99; the pending"),
+    "negative": ([4], {"a": -1}, ValueError, "request 'a': num_verified_draft_tokens is -1; the pending"),
+    "verified type": ([4], {"a": True}, TypeError, "request 'a': num_verified_draft_tokens must be an int, not bool"),
+    "verified of none": ([], {"a": 99}, ValueError, "request 'a': num_verified_draft_tokens is 99; the pending"),
+    "list": ([4], [1], TypeError, "num_verified_draft_tokens must be a mapping from request_id, not list"),
+}.items():
+    BAD_CALLS[f"batch: {name}"] = (batch({"b": [6], "a": a}, verified), error, message)
+BAD_CALLS["batch: no mapping"] = (batch([[4]]), TypeError, "token_ids must be a mapping from request_id, not list")
+BAD_CALLS["batch: unknown"] = (batch({"a": [4], "x": [4]}), KeyError, UNKNOWN)
+for name, (caps, error, message) in {
+    "float": ([3, 2.0], TypeError, r"max_draft_tokens\[1\] is 2\.0, a float; it must hold ints"),
+    "text": ([3, "2"], TypeError, r"max_draft_tokens\[1\] is '2', a str; it must hold ints"),
+    "bool": ([True, 3], TypeError, r"max_draft_tokens\[0\] is True, a bool; it must hold ints"),
+    "None": ([3, None], TypeError, r"max_draft_tokens\[1\] is None, a NoneType; it must hold ints"),
+    "nested": ([[3], [3]], TypeError, r"max_draft_tokens\[0\] is \[3\], a list; it must hold ints"),
+    "huge": ([3, 2**70], ValueError, f"max_draft_tokens holds {2**70}, which is out of range"),
+    "unsigned": (np.array([3, 2**63], np.uint64), ValueError, f"max_draft_tokens holds {2**63}, which is out of"),
+    "float array": (np.array([3.0, 2.5]), TypeError, r"max_draft_tokens\[0\] is 3\.0, a float; it must hold ints"),
+    "bool array": (np.array([True, False]), TypeError, r"max_draft_tokens\[0\] is True, a bool"),
+    "object array": (np.array([3, "2"], object), TypeError, r"max_draft_tokens\[1\] is '2', a str"),
+    "matrix": (np.array([[3, 2]]), ValueError, "max_draft_tokens has 2 dimensions; it must have one"),
+    "number": (3, TypeError, "max_draft_tokens must be a sequence of ints, one a request, not int"),
+    "whole text": ("33", TypeError, "max_draft_tokens must be a sequence of ints, one a request, not str"),
+    "set": ({3, 4}, TypeError, "max_draft_tokens must be a sequence of ints, one a request, not set"),
+    "dict": ({"a": 3, "b": 4}, TypeError, "max_draft_tokens must be a sequence of ints, one a request, not dict"),
+    "short": ([3], ValueError, "max_draft_tokens has 1 entries; it must have 2, one a request"),
+    "long array": (np.array([3, 3, 3]), ValueError, "max_draft_tokens has 3 entries; it must have 2, one a request"),
+}.items():
+    BAD_CALLS[f"draft: caps {name}"] = (draft(["b", "a"], caps), error, message)
+for name, (prices, error, message) in {
+    "text": ([0.5, "0"], TypeError, r"min_survival\[1\] is '0', a str; it must hold numbers"),
+    "bool": ([False, 0.5], TypeError, r"min_survival\[0\] is False, a bool; it must hold numbers"),
+    "complex": (np.array([0.5, 1j]), TypeError, r"min_survival\[0\] is \(0\.5\+0j\), a complex"),
+    "huge": ([0.5, 10**400], ValueError, "min_survival holds 10+, which is out of range"),
+    "nan": ([0.5, np.nan], ValueError, r"min_survival\[1\] is nan; it must be a number"),
+    "nan array": (np.array([np.nan, 0.5]), ValueError, r"min_survival\[0\] is nan; it must be a number"),
+    "nan float32": (np.array([0.5, np.nan], np.float32), ValueError, r"min_survival\[1\] is nan; it must be"),
+    "number": (0.5, TypeError, "min_survival must be a sequence of numbers, one a request, not float"),
+    "short array": (np.array([0.5]), ValueError, "min_survival has 1 entries; it must have 2, one a request"),
+}.items():
+    BAD_CALLS[f"draft: prices {name}"] = (draft(["b", "a"], [3, 3], prices), error, message)
+for name, (limits, error, message) in {
+    "float": ({"a": 3, "b": 2.0}, TypeError, r"max_draft_tokens\['b'\] must be an int, not float"),
+    "bool": ({"b": True}, TypeError, r"max_draft_tokens\['b'\] must be an int, not bool"),
+    "text": ({"b": "2"}, TypeError, r"max_draft_tokens\['b'\] must be an int, not str"),
+    "None": ({"b": None}, TypeError, r"max_draft_tokens\['b'\] must be an int, not NoneType"),
+    "of another": ({"a": 2.5}, TypeError, r"max_draft_tokens\['a'\] must be an int, not float"),
+    "huge": ({"b": 2**70}, ValueError, r"max_draft_tokens\['b'\] is 1180591620717411303424; it must be 0 <="),
+    "list": ([3], TypeError, "max_draft_tokens must be a mapping from request_id to an int, not list"),
+    "number": (0, TypeError, "max_draft_tokens must be a mapping from request_id to an int, not int"),
+}.items():
+    BAD_CALLS[f"plan_step: limit {name}"] = (plan(["b"], max_draft_tokens=limits), error, message)
+for number, error in ((2.0, TypeError), ("2", TypeError), (True, TypeError), (-1, ValueError)):
+    BAD_CALLS[f"plan_step: {number!r} running"] = (plan(["b"], num_running=number), error, "num_running ")
 
 
 @pytest.mark.parametrize("has_environment", [False, True])
@@ -151,3 +243,103 @@ def test_most_arguments_are_keywords():
     ):
         with pytest.raises(TypeError, match="positional argument"):
             call()
+
+
+@pytest.mark.parametrize("wrong", [42, "x", [], object(), RolloutHistory, Confidence], ids=repr)
+def test_a_drafter_of_something_else_is_refused(wrong):
+    name = type(wrong).__name__
+    with pytest.raises(TypeError, match=f"history must be a RolloutHistory or None, not {name}"):
+        Drafter(wrong)
+    with pytest.raises(TypeError, match=f"confidence must be a Confidence or None, not {name}"):
+        Drafter(confidence=wrong)
+    with pytest.raises(TypeError, match=f"drafter must be a Drafter, not {name}"):
+        plan_step(wrong, [], policy=FixedBudget())
+
+
+class Deaf:
+    """No policy: it cannot be told how drafts fared."""
+
+    def budgets(self, requests):
+        raise AssertionError("asked although it is no policy")
+
+
+@pytest.mark.parametrize("wrong", [None, "x", 8, {}, Deaf(), FixedBudget, print], ids=repr)
+def test_a_policy_that_is_none_is_refused_and_nothing_changes(wrong):
+    scene = Scene(has_environment=True)
+    shown = "the class FixedBudget" if wrong is FixedBudget else type(wrong).__name__
+    with pytest.raises(TypeError, match=rf"policy must be a budget policy, .* \(das\.budget\), not {shown}"):
+        plan_step(scene.drafter, ["a"], policy=wrong)
+    assert scene.future() == Scene(has_environment=True).future()
+
+
+class Careless(FixedBudget):
+    """Gives whatever it was made of."""
+
+    def __init__(self, caps, prices):
+        super().__init__()
+        self.given = caps, prices
+
+    def budgets(self, requests):
+        return self.given
+
+
+@pytest.mark.parametrize("limits", [None, {"a": 2}])
+@pytest.mark.parametrize(
+    ("caps", "prices", "error", "message"),
+    [
+        ([2.5, 3], [0.0, 0.0], TypeError, r"max_draft_tokens\[0\] is 2\.5"),
+        (np.array([2.0, 3.0]), [0.0, 0.0], TypeError, r"max_draft_tokens\[0\] is 2\.0"),
+        ([2], [0.0, 0.0], ValueError, "max_draft_tokens has 1 entries; it must have 2"),
+        ([2, 3], [0.0, np.nan], ValueError, r"min_survival\[1\] is nan"),
+        ([2, 3], None, TypeError, "min_survival must be a sequence of numbers"),
+    ],
+)
+def test_a_policy_that_gives_nonsense_is_told(caps, prices, error, message, limits):
+    drafter = Scene(has_environment=False).drafter
+    with pytest.raises(error, match=message):
+        plan_step(drafter, ["a", "b"], policy=Careless(caps, prices), max_draft_tokens=limits)
+
+
+def test_caps_and_prices_of_every_honest_kind_draft_the_same():
+    def drafted(caps, prices):
+        drafts = Scene(has_environment=False).draft(["b", "a"], caps, prices)
+        return [(one.draft_token_ids, one.survival) for one in drafts.values()]
+
+    expected = drafted([3, 1], [0.0, 0.25])
+    assert [len(tokens) for tokens, _ in expected] == [3, 1]
+    for caps in (
+        (3, 1),
+        iter([3, 1]),
+        [np.int8(3), np.uint64(1)],
+        np.array([3, 1]),
+        np.array([3, 1], np.uint8),
+        np.array([3, 1], ">i8"),
+        np.array([3, 9, 1, 9])[::2],
+        np.array([3, 1], object),
+    ):
+        assert drafted(caps, [0.0, 0.25]) == expected
+    for prices in (
+        (0, 0.25),
+        [np.float32(0), np.float64(0.25)],
+        np.array([0.0, 0.25]),
+        np.array([0.0, 0.25], np.float32),
+        np.array([0.0, 9, 0.25, 9])[::2],
+    ):
+        assert drafted([3, 1], prices) == expected
+    empty = Scene(has_environment=False)
+    assert empty.draft([], np.array([]), np.array([])) == {}  # a policy's array of no requests has no dtype to speak of
+
+
+def test_a_limit_of_a_request_that_is_not_asked_for_is_ignored():
+    policy = FixedBudget(4)
+    with_limits = plan_step(
+        Scene(has_environment=False).drafter, ["b"], policy=policy, max_draft_tokens={"a": 0, "gone": 0, "b": 2}
+    )
+    assert len(with_limits["b"]) == 2
+
+
+def test_nothing_emitted_changes_nothing_behind_environment_tokens():
+    for call in (extend("a", []), batch({"b": [], "a": ()}), batch({})):
+        scene = Scene(has_environment=True)
+        call(scene)
+        assert scene.future() == Scene(has_environment=True).future()
