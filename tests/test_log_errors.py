@@ -50,7 +50,19 @@ BAD_ROWS = [
     (row(response_mask="yes"), "response_mask", "response_mask must be a list of true and false, not 'yes'"),
     (row(response_mask=[1, 0, 2]), "response_mask", r"response_mask\[2\] is 2; it must be true, false"),
     (row(response_mask=[1, None, 0]), "response_mask", r"response_mask\[1\] is None; "),
-    ('{"prompt_token_ids": [1, 2', None, "malformed JSON at column "),
+    (
+        '{"prompt_token_ids": [1, 2',
+        None,
+        "the line is cut off inside its JSON object, behind '.*: .1, 2': its writer was",
+    ),
+    (
+        '{"prompt_token_ids": {"a": 1}',
+        None,
+        "the line is cut off inside its JSON object, behind '.*1}': its writer was",
+    ),
+    ('{"prompt_token_ids": 1 2}', None, "malformed JSON at column 24: .*, near '2}"),
+    ('{"prompt_token_ids": 01}', None, "malformed JSON at column "),
+    ('"prompt_token_ids": [1', None, "malformed JSON at column "),
     ("9" * 5000, None, "malformed JSON: "),
     ("[" * 100_000, None, "malformed JSON: "),
     ("[1, 2]", None, r"a row must be a JSON object, not a list: \[1, 2\]"),
@@ -137,20 +149,60 @@ def test_truncated_gzip_gives_the_rows_before_the_cut(tmp_path: Path) -> None:
     assert 500 < len(records) < 2000
     assert responses(records)[-1] == [(len(records) - 1) ** 2, len(records) - 1]
     assert error.line == len(records) + 1
+    assert (
+        str(error)
+        == f"{path}:{error.line}: the gzip stream is cut off here: its writer was stopped, or is still writing"
+    )
     strict = read_log(path)
     with pytest.raises(LogError, match=rf"cut\.jsonl\.gz:{error.line}: the gzip stream is cut off"):
         list(strict)
 
 
-@pytest.mark.parametrize("damage", ["not gzip at all", "flipped byte", "garbage behind"])
-def test_damaged_gzip_names_the_file(tmp_path: Path, damage: str) -> None:
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ("not gzip at all", "not a gzip file, although its name ends in .gz"),
+        ("flipped byte", "the gzip stream is damaged here"),
+        ("garbage behind", "the gzip stream is damaged here"),
+    ],
+)
+def test_damaged_gzip_names_the_file(tmp_path: Path, damage: str, message: str) -> None:
     data = bytearray(gzip.compress(b"".join(json.dumps(row(sample=i)).encode() + b"\n" for i in range(300))))
     if damage == "flipped byte":
         data[len(data) // 2] ^= 0xFF
     path = tmp_path / "log.jsonl.gz"
     path.write_bytes(b"plain text" if damage == "not gzip at all" else data + b"junk" * (damage == "garbage behind"))
-    with pytest.raises(LogError, match=r"log\.jsonl\.gz:\d+: "):
+    with pytest.raises(LogError, match=rf"log\.jsonl\.gz:\d+: {message}: "):
         list(read_log(path))
+
+
+@pytest.mark.parametrize("newline", [b"", b"\n", b"\r\n"])
+def test_a_line_cut_off_anywhere_is_called_that(tmp_path: Path, newline: bytes) -> None:
+    """A log that is still being written, or whose writer was stopped, ends at any byte."""
+    line = json.dumps(row(prompt_id='\u00e9\\"\U0001f600', reward=-0.5e-3, truncated=True), ensure_ascii=False).encode()
+    for end in range(1, len(line)):
+        path = tmp_path / "log.jsonl"
+        path.write_bytes(line + b"\n" + line[:end] + newline)
+        message = (
+            r"log\.jsonl:2: the line is cut off inside .*, behind '.*: its writer was stopped, or is still writing$"
+        )
+        if newline and line[end] & 0xC0 == 0x80:  # half a character and then a newline is no text at all
+            message = r"log\.jsonl:2: not UTF-8 text"
+        with pytest.raises(LogError, match=message) as caught:
+            list(read_log(path))
+        assert (caught.value.path, caught.value.line) == (str(path), 2)
+
+
+def test_a_gzip_log_cut_off_anywhere_names_file_and_line(tmp_path: Path) -> None:
+    whole = gzip.compress(b"".join(json.dumps(row(sample=i)).encode() + b"\n" for i in range(30)))
+    for end in range(2, len(whole)):
+        path = tmp_path / "log.jsonl.gz"
+        path.write_bytes(whole[:end])
+        with pytest.raises(
+            LogError, match=r"log\.jsonl\.gz:\d+: the gzip stream is cut off here: its writer"
+        ) as caught:
+            list(read_log(path))
+        assert caught.value.line is not None
 
 
 def test_overlong_line_is_not_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ TEXT_FIELDS = ("input", "output")
 _OPTIONAL_FIELDS = ("training_step", "reward", "prompt_id", "sample", "request_id", "response_mask", "truncated")
 _PARQUET_COLUMNS = frozenset((*TOKEN_ID_FIELDS, *_OPTIONAL_FIELDS, *TEXT_FIELDS, "step", "score"))
 _MAX_LINE_BYTES = 64 << 20  # a million tokens with logprobs take 20 MB; without a bound, junk is read whole
+_CUT_OFF = "its writer was stopped, or is still writing"
 _PARQUET_BATCH_ROWS = 64  # 32 k tokens a row: about 70 MB as Python ints
 
 
@@ -72,8 +73,15 @@ def json_rows(file: Path, *, report: Callable[[int], None]) -> NumberedRows:
             line += 1
             try:
                 data = lines.readline(_MAX_LINE_BYTES + 1)
-            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-                yield line, BadRow(f"the gzip stream is cut off or damaged here: {error}")
+            except EOFError:
+                yield line, BadRow(f"the gzip stream is cut off here: {_CUT_OFF}")
+                return
+            except (zlib.error, gzip.BadGzipFile) as error:
+                is_other = line == 1 and str(error).startswith("Not a gzipped file")
+                what = (
+                    "not a gzip file, although its name ends in .gz" if is_other else "the gzip stream is damaged here"
+                )
+                yield line, BadRow(f"{what}: {error}")
                 return
             if not data:
                 return
@@ -93,11 +101,16 @@ def _decompressed(raw: IO[bytes], file: Path) -> IO[bytes]:
 def _json_object(data: bytes) -> Row | BadRow:
     try:
         text = data.decode("utf-8-sig")
-    except UnicodeDecodeError:
+    except UnicodeDecodeError as error:
+        if error.reason == "unexpected end of data":
+            before = _shown(_end(data[: error.start].decode(errors="replace")))
+            return BadRow(f"the line is cut off inside a character, behind {before}: {_CUT_OFF}")
         return BadRow(f"not UTF-8 text (logs are .jsonl, .jsonl.gz or .parquet): {_shown(data[:40])}")
     try:
         row = json.loads(text)
     except json.JSONDecodeError as error:
+        if _is_cut_off(text.strip(), error):
+            return BadRow(f"the line is cut off inside its JSON object, behind {_shown(_end(text))}: {_CUT_OFF}")
         near = _shown(text[error.pos : error.pos + 40])
         return BadRow(f"malformed JSON at column {error.colno}: {error.msg}, near {near}")
     except (ValueError, RecursionError) as error:  # an integer of thousands of digits; thousands of brackets
@@ -105,6 +118,16 @@ def _json_object(data: bytes) -> Row | BadRow:
     if not isinstance(row, dict):
         return BadRow(f"a row must be a JSON object, not a {type(row).__name__}: {_shown(row)}")
     return row
+
+
+def _is_cut_off(text: str, error: json.JSONDecodeError) -> bool:
+    """Whether an object begins and does not end, rather than holding something that is no JSON."""
+    ends_inside = error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated string")
+    return text.startswith("{") and (ends_inside or not text.endswith("}"))
+
+
+def _end(text: str) -> str:
+    return text.rstrip()[-40:]
 
 
 def parquet_rows(file: Path, *, report: Callable[[int], None]) -> NumberedRows:
