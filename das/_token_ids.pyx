@@ -56,7 +56,8 @@ cdef class TokenIdBuffer:
             return self._load_array(numpy.asarray(view), name)
         # Not isinstance(): Cython drops what an abstract class's check raises, a RecursionError for one.
         if Set.__instancecheck__(token_ids) or Mapping.__instancecheck__(token_ids):
-            raise TypeError(f"{name} must be a sequence of token ids; a {type(token_ids).__name__} does not say their order")
+            raise TypeError(
+                f"{name} must be a sequence of token ids; a {type(token_ids).__name__} does not say their order")
         try:
             as_list = list(token_ids)
         except TypeError:
@@ -127,7 +128,8 @@ def token_id_array(token_ids, name="token_ids"):
         a new int32 array, not writeable.
 
     Raises:
-        TypeError: not integers, or not a sequence; a set or mapping has no order of its own. ValueError: an id out of range (with its position), or not 1-D.
+        TypeError: not integers, or not a sequence (a set or mapping does not say their order). ValueError: an id out of
+        range (with its position), or not 1-D.
 
     Complexity: O(tokens).
     """
