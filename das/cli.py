@@ -1,7 +1,9 @@
-"""The `das` command: what ends a command, and how; the commands are in `das.commands`."""
+"""The `das` command: what ends a command, and how; it starts in `das_command`, the commands are in `das.commands`."""
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import sys
 import warnings
 from collections.abc import Sequence
@@ -17,7 +19,8 @@ def main(args: Sequence[str] | None = None) -> int:
         args: the arguments after the command's name; None: those of this process.
 
     Returns:
-        the exit code: 0; 1 for an error; 2 for wrong usage or a missing extra; 130 after Ctrl-C.
+        the exit code: 0; 1 for an error; 2 for wrong usage or a missing extra; 130 after Ctrl-C; 1 without a word where
+        the reader of stdout has gone (`das replay ... | head -1`).
 
     Raises:
         only what is a defect of das; an error a user can cause is one line on stderr.
@@ -28,7 +31,15 @@ def main(args: Sequence[str] | None = None) -> int:
         return _interrupted()
 
 
+def load() -> None:
+    """Import what the commands need, as far as it is there; what is missing, `main` says. Never raises ImportError."""
+    with contextlib.suppress(ImportError):
+        importlib.import_module("das.commands")
+
+
 def _run(args: Sequence[str] | None) -> int:
+    if sys.stdout is None:
+        return _fail("stdout is closed, so there is nowhere to print to", _ERROR)
     try:
         import click
 
@@ -53,6 +64,8 @@ def _run(args: Sequence[str] | None) -> int:
             return _fail(str(error), _USAGE)
         except (LogError, OSError) as error:
             return _fail(str(error), _ERROR)
+        except SystemExit as ended:  # how click and rich say that nobody reads stdout any more
+            code = ended.code
     return code if isinstance(code, int) else 0
 
 
@@ -68,6 +81,8 @@ def _fail(message: str, code: int) -> int:
 
 def _say(message: str) -> None:
     """Print one line on stderr, whatever characters file names and log rows put into it."""
+    if sys.stderr is None:  # closed; print() would take stdout instead
+        return
     line = "".join(character if character.isprintable() else repr(character)[1:-1] for character in message)
     print(f"das: {line}", file=sys.stderr)
 

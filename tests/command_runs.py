@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-COMMAND = [sys.executable, "-c", "import sys; from das.cli import main; sys.exit(main())"]
+COMMAND = [sys.executable, "-c", "import sys; from das_command import main; sys.exit(main())"]
 REPOSITORY = Path(__file__).parent.parent
 
 

@@ -268,8 +268,10 @@ def test_bad_row_exits_1_and_names_file_line_and_field(
 
 
 @pytest.mark.parametrize("package", ["click", "rich"])
-def test_without_the_extra_one_line_names_it(package: str) -> None:
-    code = f"import sys; sys.modules[{package!r}] = None; from das.cli import main; sys.exit(main(['inspect', 'x']))"
+@pytest.mark.parametrize("start_module", ["das.cli", "das_command"])
+def test_without_the_extra_one_line_names_it(package: str, start_module: str) -> None:
+    code = f"import sys; sys.modules[{package!r}] = None; sys.argv = ['das', 'inspect', 'x']; "
+    code += f"from {start_module} import main; sys.exit(main())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"das: error: the das command needs {package}: pip install 'das-drafter[analysis]'\n"
@@ -290,12 +292,6 @@ def test_a_defect_is_not_hidden(log: Path, monkeypatch: pytest.MonkeyPatch) -> N
         main(["inspect", str(log)])
 
 
-def test_help_and_closed_pipe(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     assert "inspect" in capsys.readouterr().out
-    reading, writing = os.pipe()
-    os.close(reading)
-    process = start("inspect", "--json", log, stdout=writing)
-    os.close(writing)
-    _, errors = process.communicate(timeout=20)
-    assert "Traceback" not in errors

@@ -53,7 +53,15 @@ def test_sdist_holds_the_sources_and_nothing_generated(built: Built) -> None:
     with tarfile.open(built.sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert sources("*.py") | sources("*.pyx") | sources("*.pxd") | sources("*.pyi") | {"das/py.typed"} <= names
-    assert {"pyproject.toml", "LICENSE", "README.md", "Makefile", "tests/conftest.py", "examples/NOTICE.md"} <= names
+    assert {
+        "pyproject.toml",
+        "LICENSE",
+        "README.md",
+        "Makefile",
+        "tests/conftest.py",
+        "examples/NOTICE.md",
+        "das_command.py",
+    } <= names
     assert [name for name in names if name.endswith((".so", ".c"))] == []
 
 
@@ -65,8 +73,8 @@ def test_wheel_holds_what_runs_and_nothing_else(built: Built) -> None:
     shipped = {name for name in names if ".dist-info/" not in name}
     native = {name for name in shipped if name.endswith(".so")}
     assert {name.partition(".")[0] for name in native} == {name.partition(".")[0] for name in sources("*.pyx")}
-    assert shipped - native == sources("*.py") | sources("*.pyi") | {"das/py.typed"}
-    assert entry_points.split() == ["[console_scripts]", "das", "=", "das.cli:main"]
+    assert shipped - native == sources("*.py") | sources("*.pyi") | {"das/py.typed", "das_command.py"}
+    assert entry_points.split() == ["[console_scripts]", "das", "=", "das_command:main"]
     assert "\nLicense-Expression: Apache-2.0\n" in metadata
 
 

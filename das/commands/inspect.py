@@ -7,11 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
-from rich.table import Table
 
 from das.analysis.inspect import LogStatistics, LogSummary, StepSummary
 from das.commands.log_input import BadRows, log_options, print_json, reading
-from das.commands.terminal import new_table, print_table
+from das.commands.terminal import print_table
 
 
 @click.command()
@@ -47,26 +46,25 @@ def inspect(logs: Sequence[Path], tokenizer: Path | None, skip_bad: bool, as_jso
     if summary is not None and as_json:
         print_json(asdict(summary), logs=logs, partial=partial, bad_rows=bad_rows)
     elif summary is not None:
-        print_table(_table(summary, partial=partial))
+        _print(summary, partial=partial)
     if partial:
         raise click.Abort
 
 
-def _table(summary: LogSummary, *, partial: bool) -> Table:
+def _print(summary: LogSummary, *, partial: bool) -> None:
     epochs = summary.epochs_per_prompt
-    table = new_table(
+    print_table(
+        ("step", "rollouts", "prompts", "samples", "mean", "p50", "p90", "p99", "max", "tokens", "reward", "cut"),
+        [
+            _cells(step, "-" if step.training_step is None else str(step.training_step))
+            for step in summary.training_steps
+        ],
+        total=_cells(summary.total, "all"),
+        drop_first=("p50", "p90", "samples", "p99", "cut", "prompts", "reward", "mean", "tokens", "rollouts", "max"),
         partial=partial,
-        show_footer=len(summary.training_steps) > 1,
         caption=f"{summary.total.response_tokens.sum:,} response tokens; a prompt comes in {epochs.mean:.4g} epochs "
         f"({epochs.min} to {epochs.max})",
     )
-    total = _cells(summary.total, "all")
-    headings = ("step", "rollouts", "prompts", "samples", "mean", "p50", "p90", "p99", "max", "tokens", "reward", "cut")
-    for heading, footer in zip(headings, total, strict=True):
-        table.add_column(heading, footer=footer, justify="right")
-    for step in summary.training_steps:
-        table.add_row(*_cells(step, "-" if step.training_step is None else str(step.training_step)))
-    return table
 
 
 def _cells(step: StepSummary, name: str) -> tuple[str, ...]:

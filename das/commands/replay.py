@@ -8,12 +8,11 @@ from typing import Any
 
 import click
 from rich.progress import MofNCompleteColumn, TextColumn
-from rich.table import Table
 
 from das.analysis.replay import BatchResult, Replay, ReplayResult
 from das.budget import BudgetPolicy, FixedBudget, NoDraft, PriceBudget, UnlimitedBudget
 from das.commands.log_input import BadRows, log_options, print_json, reading
-from das.commands.terminal import new_table, print_table, progress_bar
+from das.commands.terminal import print_table, progress_bar
 from das.drafter import Drafter
 from das.history import RolloutHistory
 from das.metrics import summarise
@@ -134,7 +133,7 @@ def replay(
     if as_json:
         print_json(result.as_dict(), logs=logs, partial=partial, bad_rows=bad_rows)
     else:
-        print_table(_table(result, partial=partial), *_notes(result))
+        _print(result, partial=partial)
     if partial:
         raise click.Abort
 
@@ -152,9 +151,8 @@ def _policy(name: str, **options: float | None) -> BudgetPolicy:
         raise click.UsageError(f"{error}.") from None
 
 
-def _table(result: ReplayResult, *, partial: bool) -> Table:
+def _print(result: ReplayResult, *, partial: bool) -> None:
     rows = _rows(result.batches)
-    table = new_table(partial=partial, show_footer=len(rows) > 1)
     headings = (
         "step\n#group" if any("#" in name for name, _ in rows) else "step",
         "rollouts",
@@ -167,11 +165,15 @@ def _table(result: ReplayResult, *, partial: bool) -> Table:
         "batch\nsteps",
         "without\ndrafts",
     )
-    for heading, footer in zip(headings, _cells("all", result.batches), strict=True):
-        table.add_column(heading, footer=footer, justify="right", vertical="bottom")
-    for name, batches in rows:
-        table.add_row(*_cells(name, batches))
-    return table
+    _, rollouts, tokens, per_step, drafted, rate, length, saved, batch_steps, without_drafts = headings
+    print_table(
+        headings,
+        [_cells(name, batches) for name, batches in rows],
+        *_notes(result),
+        total=_cells("all", result.batches),
+        drop_first=(length, rate, drafted, without_drafts, batch_steps, rollouts, tokens, per_step, saved),
+        partial=partial,
+    )
 
 
 def _rows(batches: Sequence[BatchResult]) -> list[tuple[str, list[BatchResult]]]:

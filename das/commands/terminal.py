@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.box import SIMPLE
@@ -25,7 +25,7 @@ def progress_bar(label: str, *amount: ProgressColumn) -> Iterator[Callable[[int,
     Returns:
         a function to call with (done, total); None where stderr is no terminal.
     """
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         yield None
         return
     columns = TextColumn("{task.description}"), BarColumn(), *amount, TimeRemainingColumn()
@@ -34,22 +34,55 @@ def progress_bar(label: str, *amount: ProgressColumn) -> Iterator[Callable[[int,
         yield lambda done, total: bar.update(task, completed=done, total=total or None)
 
 
-def new_table(*, partial: bool, show_footer: bool, caption: str | None = None) -> Table:
-    """Return an empty table in the style of all commands, headed as partial where Ctrl-C ended the command."""
-    return Table(
-        title="PARTIAL: stopped before the end of the log" if partial else None,
-        caption=caption,
-        box=SIMPLE,
-        show_edge=False,
-        padding=0,  # with this and no edge, 80 columns are enough
-        pad_edge=False,
-        show_footer=show_footer,
-    )
+def print_table(
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *notes: str,
+    total: Sequence[str],
+    drop_first: Sequence[str],
+    partial: bool,
+    caption: str | None = None,
+) -> None:
+    """Print a table and lines of text below it, as wide as the terminal, or in full where stdout is none.
 
-
-def print_table(table: Table, *notes: str) -> None:
-    """Print a table and lines of text below it, as wide as the terminal, or in full where stdout is none."""
+    Args:
+        headings, rows, total: one entry a column; the total is left out where there is a single row.
+        notes: stand below the table.
+        drop_first: headings of the columns that a terminal too narrow for all does without, the first one first.
+        partial: Ctrl-C ended the command, and the table says so.
+        caption: stands right below the table.
+    """
     console = Console() if sys.stdout.isatty() else Console(width=_PIPE_COLUMNS)
+    shown = list(range(len(headings)))
+    left_out: list[str] = []
+    while True:
+        table = Table(
+            title="PARTIAL: stopped before the end of the log" if partial else None,
+            caption=caption,
+            box=SIMPLE,
+            show_edge=False,
+            padding=0,  # with this and no edge, 80 columns are enough
+            pad_edge=False,
+            show_footer=len(rows) > 1,
+        )
+        for column in shown:  # a figure that does not fit even so goes on in the next line: none is ever cut
+            table.add_column(
+                headings[column], footer=total[column], justify="right", vertical="bottom", overflow="fold"
+            )
+        for row in rows:
+            table.add_row(*(row[column] for column in shown))
+        if len(left_out) == len(drop_first) or _width(console, table) <= console.width:
+            break
+        left_out.append(drop_first[len(left_out)])
+        shown.remove(headings.index(left_out[-1]))
     console.print(table)
+    if left_out:
+        names = ", ".join(" ".join(heading.split()) for heading in left_out)
+        notes = (f"Left out, as the terminal has {console.width} columns: {names}. --json prints all.", *notes)
     for note in notes:
         console.print(note, markup=False, highlight=False)
+
+
+def _width(console: Console, table: Table) -> int:
+    """How wide the table is where it has all the room it wants."""
+    return console.measure(table, options=console.options.update(max_width=10_000)).maximum
