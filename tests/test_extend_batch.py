@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from checks import failing_allocation
 
 import das
 
@@ -98,3 +99,32 @@ def test_a_refused_batch_changes_nothing(token_ids, verified, error, message):
     for drafter in (ours, untouched):
         drafter.extend_batch({name: [1, 2] for name in ("r0", "r1", "r2")})
     assert everything(ours, policy) == everything(untouched, policy)
+
+
+@pytest.mark.parametrize("single", [True, False])
+def test_no_memory_behind_environment_tokens_leaves_the_drafts_as_they_were(single):
+    """The environment tokens may be in the tree by then; that is where the next draft would have put them."""
+    policy, long = das.UnlimitedBudget(), list(range(1000, 21_000))  # longer than the room that the tree has
+    num_failures = 0
+    while True:
+        ours, untouched = twins(3, 5)
+        for drafter in (ours, untouched):
+            drafter.extend_batch({name: [1, 2] for name in ("r0", "r1", "r2")})
+            drafter.extend("r1", [0, 3], generated=False)
+        try:
+            with failing_allocation(num_failures):
+                if single:
+                    ours.extend("r1", long)
+                else:
+                    ours.extend_batch({"r1": long})
+        except MemoryError:
+            num_failures += 1
+        else:
+            break
+        assert everything(ours, policy) == everything(untouched, policy)
+        for drafter in (ours, untouched):
+            drafter.extend_batch({name: [2, 3] for name in ("r2", "r1", "r0")})
+        assert everything(ours, policy) == everything(untouched, policy)
+        for r in (ours.finish("r1"), untouched.finish("r1")):
+            assert r.num_emitted_tokens == 4
+    assert num_failures >= 3
