@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from platform import python_version
-from time import sleep
 from typing import Any, Protocol
 
 import das
@@ -67,12 +66,8 @@ class Das:
         )
 
     def ready(self) -> None:
-        """Build all prompts' trees."""
-        keys = self._history.prompt_keys()
-        self._history.prepare(keys)
-        while self._history.statistics().num_trees < len(keys):
-            sleep(0.01)
-            self._history.maintain(max_us=1e9)
+        """Have all prompts' trees built in the background; the start of a request waits for its own."""
+        self._history.prepare(self._history.prompt_keys())
 
     def start(self, name: str, key: int, prompt: Tokens) -> None:
         """Begin a request of the next step."""

@@ -5,6 +5,10 @@ from das._tree_arrays cimport Tree
 
 cdef enum:
     NUM_ORDERS = 8
+    OWN = 0                     # the tree of the request's prompt
+    COMMON = 1                  # the tree of what other prompts' requests emit, for a prompt without history
+    NUM_TREES = 2
+    MAX_LEVELS = NUM_TREES * NUM_ORDERS
     MAX_DRAFT = 64              # the longest draft a budget may ask for
     GROUP_SIZE = 16             # enough for a memory access to finish while the others are served
     NUM_COUNTERS = 5
@@ -18,9 +22,13 @@ cdef struct Prediction:
     int32_t token
     int32_t cell
 
+cdef struct OpenSequence:
+    Tree* tree
+    int32_t slot
+
 cdef struct Request:
-    Tree* tree                  # NULL: this slot is free
-    int32_t sequence            # slot of the request's open sequence in the tree
+    int32_t num_trees           # 0: this slot is free; 1: only the prompt's; 2: the common one, too
+    OpenSequence[NUM_TREES] grows   # the same tokens, in each tree
     int32_t num_drafted         # tokens of the pending draft
     int32_t num_asked           # its predictions: one more where drafting stopped of its own accord
     Prediction[MAX_DRAFT + 1] asked
@@ -32,12 +40,17 @@ cdef struct Request:
     int64_t response_capacity
     int64_t[NUM_COUNTERS] counters
 
-cdef struct Evidence:           # what the contexts of one position say
+cdef struct Level:              # what one context in one tree says
+    int32_t tree
+    int32_t order
+    int32_t top_token
+    double top_count            # weighted, as all counts here
+    double total                # occurrences with a next token
+    double share                # 1 / (total + KAPPA)
+
+cdef struct Evidence:           # what the contexts of one position say, the weakest first
     int32_t num_levels
-    double[NUM_ORDERS] total    # occurrences with a next token, per context
-    double[NUM_ORDERS] share    # 1 / (total + KAPPA)
-    double[NUM_ORDERS] top_count
-    int32_t[NUM_ORDERS] top_token
+    Level[MAX_LEVELS] levels
 
 cdef struct Chain:              # a draft being made
     Request* request
@@ -46,7 +59,7 @@ cdef struct Chain:              # a draft being made
     int32_t max_draft_tokens
     double min_survival
     double path                 # survival of what has been drafted
-    Cursor cursor
+    Cursor[NUM_TREES] cursors
     Evidence evidence
 
 cdef void draft_group(Chain* chains, int32_t num_chains, const double* hits, const double* misses) noexcept nogil

@@ -7,27 +7,32 @@ occurred and what followed most often. Starting from almost nothing, each longer
     P(x) <- (count_n(x) + KAPPA * P(x)) / (total_n + KAPPA)
 
 as in PPM and interpolated n-gram models: a context seen often speaks for itself, one seen once moves the estimate only
-part of the way. Candidates x are the contexts' top children. The best one's P is then *calibrated*: P is sorted into a
-cell by its logit and by who ever continued so (running text, history, both), and replaced by the hit rate that such
-predictions really had, from verification feedback. The product of these probabilities along the chain is the survival;
-drafting stops where it would fall below the request's price, or at its cap. The prediction that was asked for but not
-drafted is remembered too: the token the engine emits there is its answer, so the cells learn even when nothing is drafted.
+part of the way. Candidates x are the contexts' top children. A request whose prompt has no history reads each context
+in a second tree, too, which holds what such prompts' requests emit: a fifth of the weight, and corrected by its own.
+
+The best candidate's P is then *calibrated*: it is sorted into a cell by its logit and by who ever continued so (running
+text, history, both, or other prompts only), and replaced by the hit rate that such predictions really had, known from
+verification feedback. The product of these probabilities along the chain is the survival; drafting stops where it would
+fall below the request's price, or at its cap. The prediction that was asked for but not drafted is remembered, too: the
+token the engine emits there is its answer, so the cells learn even when nothing is drafted.
 """
 from libc.math cimport log
 from libc.stdint cimport int32_t, int64_t, uint32_t
 
 from das._tree cimport (
-    Continuation, Cursor, count_continuation, cursor_advance, cursor_of_sequence, prefetch_places, prefetch_sequence,
+    Continuation, count_continuation, cursor_advance, cursor_of_sequence, prefetch_places, prefetch_sequence,
     prefetch_steps, prefetch_text, read_continuation,
 )
-from das._tree_arrays cimport HISTORY, RUNNING, Tree
+from das._tree_arrays cimport HISTORY, RUNNING
 
 cdef enum:
     NUM_BINS = 24               # of the logit of P on [-4, 4]
-    NUM_SOURCES = 3             # running, history, both
+    NUM_SOURCES = 4             # running, history, both; other prompts only
 
 cdef int32_t[NUM_ORDERS] ORDERS
 ORDERS[:] = [1, 2, 3, 4, 6, 8, 12, 16]
+cdef double[NUM_TREES] WEIGHTS
+WEIGHTS[:] = [1.0, 0.2]         # of an occurrence, by tree
 cdef double KAPPA = 2.0         # weight of the shorter contexts' estimate, in occurrences
 cdef double FIRST_ESTIMATE = 1e-5
 cdef double PRIOR_STRENGTH = 4.0    # predictions' worth of trust in P before a cell has evidence of its own
@@ -37,67 +42,84 @@ CELLS_SHAPE = (NUM_SOURCES, NUM_BINS)
 
 # ------------------------------------------------------------------------------------------------ the rule
 
-cdef void _gather(Tree* tree, Cursor* cursor, Evidence* evidence) noexcept nogil:
-    cdef Continuation found
-    cdef int32_t level, order
+cdef void _gather(Chain* chain) noexcept nogil:
+    """Read what follows each context: shorter ones first, and of one length, the common tree's before the own one."""
+    cdef Evidence* evidence = &chain.evidence
+    cdef int32_t level, tree
+    cdef int32_t[NUM_TREES] num_orders
     evidence.num_levels = 0
+    for tree in range(chain.request.num_trees):
+        num_orders[tree] = chain.cursors[tree].num_orders
     for level in range(NUM_ORDERS):
-        order = ORDERS[level]
-        if order > cursor.num_orders:
-            break
-        read_continuation(tree, &cursor.places[order], order, &found)
-        if found.top_count == 0:
-            break
-        evidence.total[level] = <double>found.total[RUNNING] + found.total[HISTORY]
-        evidence.share[level] = 1.0 / (evidence.total[level] + KAPPA)
-        evidence.top_count[level] = found.top_count
-        evidence.top_token[level] = found.top_token
-        evidence.num_levels = level + 1
+        for tree in range(chain.request.num_trees - 1, -1, -1):
+            if ORDERS[level] <= num_orders[tree] and not _read_level(chain, tree, ORDERS[level]):
+                num_orders[tree] = 0    # longer contexts have no continuation either
 
 
-cdef double _count_at(Tree* tree, Cursor* cursor, Evidence* evidence, int32_t level, int32_t token) noexcept nogil:
+cdef bint _read_level(Chain* chain, int32_t tree, int32_t order) noexcept nogil:
+    """Add what follows a context to the evidence; False where nothing does."""
+    cdef Continuation found
+    cdef Level* level = &chain.evidence.levels[chain.evidence.num_levels]
+    read_continuation(chain.request.grows[tree].tree, &chain.cursors[tree].places[order], order, &found)
+    if found.top_count == 0:
+        return False
+    level.tree = tree
+    level.order = order
+    level.top_token = found.top_token
+    level.top_count = WEIGHTS[tree] * found.top_count
+    level.total = WEIGHTS[tree] * (<double>found.total[RUNNING] + found.total[HISTORY])
+    level.share = 1.0 / (level.total + KAPPA)
+    chain.evidence.num_levels += 1
+    return True
+
+
+cdef double _count_at(Chain* chain, const Level* level, int32_t token) noexcept nogil:
     cdef uint32_t[2] count
-    cdef int32_t order = ORDERS[level]
-    if evidence.top_token[level] == token:
-        return evidence.top_count[level]
-    if evidence.top_count[level] == evidence.total[level]:
+    if level.top_token == token:
+        return level.top_count
+    if level.top_count == level.total:
         return 0.0
-    count_continuation(tree, &cursor.places[order], order, token, count)
-    return <double>count[RUNNING] + count[HISTORY]
+    count_continuation(chain.request.grows[level.tree].tree, &chain.cursors[level.tree].places[level.order], level.order,
+                       token, count)
+    return WEIGHTS[level.tree] * (<double>count[RUNNING] + count[HISTORY])
 
 
-cdef int32_t _cell(Tree* tree, Cursor* cursor, int32_t token, double probability) noexcept nogil:
+cdef int32_t _cell(Chain* chain, int32_t token, double probability) noexcept nogil:
     """The calibration cell of a prediction: who ever continued the last token so, and the bin of the logit."""
     cdef uint32_t[2] count
-    cdef int32_t source = 0
+    cdef int32_t source = 3
     cdef int32_t bin_
     cdef double clipped = min(max(probability, 1e-4), 1.0 - 1e-4)
-    count_continuation(tree, &cursor.places[1], 1, token, count)
-    if count[HISTORY] > 0:
-        source = 2 if count[RUNNING] > 0 else 1
+    if chain.cursors[OWN].num_orders > 0:
+        count_continuation(chain.request.grows[OWN].tree, &chain.cursors[OWN].places[1], 1, token, count)
+        if count[HISTORY] > 0:
+            source = 2 if count[RUNNING] > 0 else 1
+        elif count[RUNNING] > 0:
+            source = 0
     bin_ = <int32_t>((log(clipped / (1.0 - clipped)) + 4.0) * (NUM_BINS / 8.0))
     return source * NUM_BINS + min(max(bin_, 0), NUM_BINS - 1)
 
 
-cdef double _best(Tree* tree, Cursor* cursor, Evidence* evidence, Prediction* best) noexcept nogil:
+cdef double _best(Chain* chain, Prediction* best) noexcept nogil:
     """The most probable next token and its P. Ties go to the shorter context's candidate."""
+    cdef Evidence* evidence = &chain.evidence
     cdef int32_t level, other, token
     cdef double estimate
     cdef double probability = -1.0
     for level in range(evidence.num_levels):
-        token = evidence.top_token[level]
+        token = evidence.levels[level].top_token
         for other in range(level):
-            if evidence.top_token[other] == token:
+            if evidence.levels[other].top_token == token:
                 break
         else:
             estimate = FIRST_ESTIMATE
             for other in range(evidence.num_levels):
-                estimate = ((_count_at(tree, cursor, evidence, other, token) + KAPPA * estimate)
-                            * evidence.share[other])
+                estimate = ((_count_at(chain, &evidence.levels[other], token) + KAPPA * estimate)
+                            * evidence.levels[other].share)
             if estimate > probability:
                 probability = estimate
                 best.token = token
-    best.cell = _cell(tree, cursor, best.token, probability)
+    best.cell = _cell(chain, best.token, probability)
     return probability
 
 # ------------------------------------------------------------------------------------------------ a group of chains
@@ -109,22 +131,26 @@ cdef void draft_group(Chain* chains, int32_t num_chains, const double* hits, con
     side by side. So all go through the same stage together, and every stage asks for what the next one will read.
     """
     cdef int32_t[GROUP_SIZE] active
-    cdef int32_t i, num_active, num_left
+    cdef int32_t i, tree, num_active, num_left
     cdef Chain* chain
     num_active = _begin(chains, num_chains, active)
     while num_active > 0:
         for i in range(num_active):
             chain = &chains[active[i]]
-            prefetch_places(chain.request.tree, chain.cursor.places, chain.cursor.num_orders)
+            for tree in range(chain.request.num_trees):
+                prefetch_places(chain.request.grows[tree].tree, chain.cursors[tree].places, chain.cursors[tree].num_orders)
         for i in range(num_active):
             chain = &chains[active[i]]
-            prefetch_text(chain.request.tree, chain.cursor.places, chain.cursor.num_orders)
+            for tree in range(chain.request.num_trees):
+                prefetch_text(chain.request.grows[tree].tree, chain.cursors[tree].places, chain.cursors[tree].num_orders)
         for i in range(num_active):
             chain = &chains[active[i]]
-            _gather(chain.request.tree, &chain.cursor, &chain.evidence)
+            _gather(chain)
             if chain.evidence.num_levels > 0:   # the longest context's candidate mostly wins
-                prefetch_steps(chain.request.tree, chain.cursor.places, chain.cursor.num_orders,
-                               chain.evidence.top_token[chain.evidence.num_levels - 1])
+                for tree in range(chain.request.num_trees):
+                    prefetch_steps(chain.request.grows[tree].tree, chain.cursors[tree].places,
+                                   chain.cursors[tree].num_orders,
+                                   chain.evidence.levels[chain.evidence.num_levels - 1].top_token)
         num_left = 0
         for i in range(num_active):
             if _draft_token(&chains[active[i]], hits, misses):
@@ -135,7 +161,7 @@ cdef void draft_group(Chain* chains, int32_t num_chains, const double* hits, con
 
 cdef int32_t _begin(Chain* chains, int32_t num_chains, int32_t* active) noexcept nogil:
     """Set the cursors to the ends of the sequences; return how many chains shall be drafted, and which."""
-    cdef int32_t i
+    cdef int32_t i, tree
     cdef int32_t num_active = 0
     cdef Request* request
     for i in range(num_chains):
@@ -143,17 +169,20 @@ cdef int32_t _begin(Chain* chains, int32_t num_chains, int32_t* active) noexcept
         request.num_drafted = 0
         request.num_asked = 0
         if chains[i].min_survival <= 1.0:       # else nothing can be worth it: do not even look
-            prefetch_sequence(request.tree, request.sequence)
+            for tree in range(request.num_trees):
+                prefetch_sequence(request.grows[tree].tree, request.grows[tree].slot)
             active[num_active] = i
             num_active += 1
     for i in range(num_active):
         request = chains[active[i]].request
-        prefetch_places(request.tree, request.tree.sequences[request.sequence].places,
-                        request.tree.sequences[request.sequence].num_pending)
+        for tree in range(request.num_trees):
+            prefetch_places(request.grows[tree].tree, request.grows[tree].tree.sequences[request.grows[tree].slot].places,
+                            request.grows[tree].tree.sequences[request.grows[tree].slot].num_pending)
     for i in range(num_active):
         request = chains[active[i]].request
         chains[active[i]].path = 1.0
-        cursor_of_sequence(request.tree, request.sequence, &chains[active[i]].cursor)
+        for tree in range(request.num_trees):
+            cursor_of_sequence(request.grows[tree].tree, request.grows[tree].slot, &chains[active[i]].cursors[tree])
     return num_active
 
 
@@ -165,9 +194,10 @@ cdef bint _draft_token(Chain* chain, const double* hits, const double* misses) n
     cdef Request* request = chain.request
     cdef Prediction* asked = &request.asked[request.num_asked]
     cdef double probability, rate
+    cdef int32_t tree
     if chain.evidence.num_levels == 0:
         return False
-    probability = _best(request.tree, &chain.cursor, &chain.evidence, asked)
+    probability = _best(chain, asked)
     request.num_asked += 1
     rate = (hits[asked.cell] + PRIOR_STRENGTH * probability) / (hits[asked.cell] + misses[asked.cell] + PRIOR_STRENGTH)
     if request.num_drafted == chain.max_draft_tokens or chain.path * rate < chain.min_survival:
@@ -176,7 +206,8 @@ cdef bint _draft_token(Chain* chain, const double* hits, const double* misses) n
     chain.token_ids[request.num_drafted] = asked.token
     chain.survival[request.num_drafted] = chain.path
     request.num_drafted += 1
-    cursor_advance(request.tree, &chain.cursor, asked.token)
+    for tree in range(request.num_trees):
+        cursor_advance(request.grows[tree].tree, &chain.cursors[tree], asked.token)
     return True
 
 # ------------------------------------------------------------------------------------------------ feedback

@@ -8,8 +8,8 @@ from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memset
 
 from das._draft cimport (
-    ACCEPTED, DECODE_STEPS, DRAFTED, EMITTED, GROUP_SIZE, MAX_DRAFT, NUM_COUNTERS, VERIFICATION_STEPS, Chain, Request,
-    draft_group, score,
+    ACCEPTED, COMMON, DECODE_STEPS, DRAFTED, EMITTED, GROUP_SIZE, MAX_DRAFT, NUM_COUNTERS, NUM_TREES, OWN,
+    VERIFICATION_STEPS, Chain, Request, draft_group, score,
 )
 from das._suffix_tree cimport SuffixTree
 from das._token_ids cimport TokenIdBuffer
@@ -175,7 +175,7 @@ cdef class LiveRequests:
     """
     cdef Request* requests
     cdef Py_ssize_t num_rows
-    cdef list trees             # keeps each row's SuffixTree alive
+    cdef list trees             # keeps each row's SuffixTrees alive
     cdef list free_rows
     cdef int64_t* feedback      # (drafted, accepted) of each decode step since `take_feedback`
     cdef int64_t num_feedback
@@ -218,17 +218,23 @@ cdef class LiveRequests:
         self.requests[row].num_prompt = num_prompt_tokens
         self.requests[row].max_total = max_total_tokens
         self.requests[row].prompt_key = prompt_key
-        self._place(row, tree, slot)
+        self.trees[row] = [None] * NUM_TREES
+        self._place(row, OWN, tree, slot)
         return row
 
     def move(self, Py_ssize_t row, SuffixTree tree not None, sequence):
         """The request continues as another open sequence, perhaps of another tree."""
-        self._place(row, tree, tree.slot_of(sequence))
+        self._place(row, OWN, tree, tree.slot_of(sequence))
 
-    cdef _place(self, Py_ssize_t row, SuffixTree tree, int32_t slot):
-        self.trees[row] = tree
-        self.requests[row].tree = &tree.tree
-        self.requests[row].sequence = slot
+    def join_common(self, Py_ssize_t row, SuffixTree tree not None, sequence):
+        """The request grows as an open sequence of the common tree, too, and draws on it."""
+        self._place(row, COMMON, tree, tree.slot_of(sequence))
+
+    cdef _place(self, Py_ssize_t row, int32_t which, SuffixTree tree, int32_t slot):
+        self.trees[row][which] = tree
+        self.requests[row].grows[which].tree = &tree.tree
+        self.requests[row].grows[which].slot = slot
+        self.requests[row].num_trees = max(self.requests[row].num_trees, which + 1)
 
     def remove(self, Py_ssize_t row):
         """Forget a request."""
@@ -311,11 +317,15 @@ cdef class LiveRequests:
         All arguments are checked before the first row is touched.
         """
         cdef Py_ssize_t i, num_rows = len(rows)
+        cdef int32_t tree
+        cdef Request* request
         cdef Step* steps = emitted.steps
         self.check_verified(rows, emitted)
         for i in range(num_rows):
             steps[i].row = rows[i]
-            prefetch_sequence(self.requests[steps[i].row].tree, self.requests[steps[i].row].sequence)
+            request = &self.requests[steps[i].row]
+            for tree in range(request.num_trees):
+                prefetch_sequence(request.grows[tree].tree, request.grows[tree].slot)
         for i in range(num_rows):
             if i + EXTEND_AHEAD < num_rows:
                 self._prefetch_step(&steps[i + EXTEND_AHEAD], emitted.ids.data)
@@ -325,23 +335,30 @@ cdef class LiveRequests:
 
     cdef void _prefetch_step(self, const Step* step, const int32_t* token_ids) noexcept:
         cdef Request* request = &self.requests[step.row]
-        cdef Sequence* sequence = &request.tree.sequences[request.sequence]
-        if step.num_tokens > 0:
-            prefetch_places(request.tree, sequence.places, sequence.num_pending)
-            prefetch_steps(request.tree, sequence.places, sequence.num_pending, token_ids[step.first])
+        cdef Sequence* sequence
+        cdef int32_t tree
+        if step.num_tokens == 0:
+            return
+        for tree in range(request.num_trees):
+            sequence = &request.grows[tree].tree.sequences[request.grows[tree].slot]
+            prefetch_places(request.grows[tree].tree, sequence.places, sequence.num_pending)
+            prefetch_steps(request.grows[tree].tree, sequence.places, sequence.num_pending, token_ids[step.first])
 
     cdef int _extend_row(self, Request* request, const Step* step, const int32_t* token_ids) except -1:
         cdef int64_t n = step.num_tokens
         cdef int64_t num_verified = request.num_drafted if step.num_verified == ALL_VERIFIED else step.num_verified
         cdef int64_t accepted = 0
-        reserve(request.tree, request.sequence, n)
+        cdef int32_t tree
+        for tree in range(request.num_trees):
+            reserve(request.grows[tree].tree, request.grows[tree].slot, n)
         self._make_room_for_feedback()
         self._remember(request, token_ids, n)
         request.num_asked = min(request.num_asked, <int32_t>num_verified + 1)
         while accepted < min(num_verified, n) and request.asked[accepted].token == token_ids[accepted]:
             accepted += 1
         score(request, &self.hits[0, 0], &self.misses[0, 0], token_ids, n)
-        append(request.tree, request.sequence, token_ids, n)
+        for tree in range(request.num_trees):
+            append(request.grows[tree].tree, request.grows[tree].slot, token_ids, n)
         request.num_drafted = 0
         request.num_asked = 0
         request.counters[DECODE_STEPS] += 1

@@ -9,13 +9,15 @@ from das._draft import CELLS_SHAPE
 
 
 class Confidence:
-    """Hit rates of past predictions, by source (running, history, both) and by bin of the blended probability's logit.
+    """Hit rates of past predictions, by source and by bin of the blended probability's logit.
+
+    The sources: who ever continued the last token so. Rows: running text, history, both, other prompts only.
 
     A prediction with blended probability P in a cell of `hits` and `misses` is taken to be accepted with probability
     (hits + 4 P) / (hits + misses + 4): without evidence the blend is believed. Only predictions whose context was
     verified teach a cell. The batch kernel updates the arrays in place.
 
-    Complexity: 144 numbers, whatever the history.
+    Complexity: 192 numbers, whatever the history.
     """
 
     __slots__ = ("hits", "misses")

@@ -93,7 +93,7 @@ class Drafter:
             record = self.history.record_for(key)
             step = record.step_of_new_request(training_step)
             request = LiveRequest(prompt, key, record, step, NO_LIMIT if max_total_tokens is None else max_total_tokens)
-            request.enter(self.history.tree_for(key, step), self._table)
+            request.enter(self.history.tree_for(key, step), self._table, self.history.common_tree_for(record))
             record.open_requests[request] = None
             self._requests[request_id] = request
 

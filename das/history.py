@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NoReturn
 
+from das.common_text import CommonText
 from das.prompt_record import PromptRecord
 from das.prompt_tree import PromptTree
 from das.rollout import Rollout, check_int
@@ -27,7 +28,8 @@ class HistoryStatistics:
     Args:
         num_prompts, num_rollouts, num_tokens: what is stored; tokens of responses only.
         num_trees: prompts whose tree is in memory.
-        rollout_bytes, tree_bytes: memory held by token ids and bookkeeping, and by trees.
+        rollout_bytes, tree_bytes: memory held by token ids and bookkeeping, and by prompts' trees.
+        common_bytes: memory held by the text that prompts without history share.
         num_added, num_updated: rollouts taken in, and known ones whose reward or step was updated.
         num_late: rollouts dropped on arrival because their epoch had left the window.
         num_expired: rollouts dropped because their epoch left the window.
@@ -41,6 +43,7 @@ class HistoryStatistics:
     num_trees: int = 0
     rollout_bytes: int = 0
     tree_bytes: int = 0
+    common_bytes: int = 0
     num_added: int = 0
     num_updated: int = 0
     num_late: int = 0
@@ -63,6 +66,8 @@ class RolloutHistory:
         window_epochs: >= 1.
         max_bytes: limit for token ids, bookkeeping and trees together, > 0.
         num_threads: background threads that `prepare` uses, >= 1.
+        max_common_tokens: where a prompt has no history yet, its requests also draw on what those of other such prompts
+            emit, from a tree of their own that begins anew after so many tokens. 0: they do not.
 
     Raises:
         TypeError, ValueError: an argument is not an int, or out of range.
@@ -70,7 +75,15 @@ class RolloutHistory:
     Thread safety: one lock, taken by every method and by the drafters that use this history.
     """
 
-    def __init__(self, *, window_epochs: int = 4, max_bytes: int = 8 << 30, num_threads: int = 1) -> None:
+    def __init__(
+        self,
+        *,
+        window_epochs: int = 4,
+        max_bytes: int = 8 << 30,
+        num_threads: int = 1,
+        max_common_tokens: int = 1 << 20,
+    ) -> None:
+        check_int(max_common_tokens, "max_common_tokens", below=1 << 62)
         for name, value in (("window_epochs", window_epochs), ("max_bytes", max_bytes), ("num_threads", num_threads)):
             check_int(value, name, below=1 << 62)
             if value == 0:
@@ -84,6 +97,7 @@ class RolloutHistory:
         self._with_tree: OrderedDict[int, None] = OrderedDict()  # the same order, only those whose tree is in memory
         # prompt key -> (version of its record, tree to come, bytes it is expected to take)
         self._builds: dict[int, tuple[int, Future[PromptTree], int]] = {}
+        self._common = CommonText(max_common_tokens)
         self._counts: Counter[str] = Counter()  # by field of HistoryStatistics
         _HISTORIES.add(self)
 
@@ -168,7 +182,12 @@ class RolloutHistory:
     def statistics(self) -> HistoryStatistics:
         """Return what is held and what was done. Complexity: O(1)."""
         with self.lock:
-            return HistoryStatistics(**self._counts, num_prompts=len(self._prompts), num_trees=len(self._with_tree))
+            return HistoryStatistics(
+                **self._counts,
+                num_prompts=len(self._prompts),
+                num_trees=len(self._with_tree),
+                common_bytes=self._common.memory_bytes(),
+            )
 
     def memory_bytes(self) -> int:
         """Return the bytes held by rollouts and trees, as counted against `max_bytes`. Complexity: O(1)."""
@@ -207,6 +226,10 @@ class RolloutHistory:
         self._measure(record)
         self._enforce_limit(keep=prompt_key)
         return record.tree
+
+    def common_tree_for(self, record: PromptRecord) -> PromptTree | None:
+        """Return the tree of other prompts' running text, for a request whose prompt has no history; else None."""
+        return None if len(record) else self._common.tree_for_start()
 
     def finish(self, prompt_key: int, tree: PromptTree, rollout: Rollout | None) -> None:
         """A request of that prompt ended: keep its rollout, whose tokens are in `tree` already, or (None) forget it."""
@@ -276,7 +299,10 @@ class RolloutHistory:
             self._with_tree.move_to_end(key)
 
     def _enforce_limit(self, keep: int | None = None) -> None:
-        """Drop trees, then rollouts, of the prompts used least recently, until the rest fits."""
+        """Drop the common text, then trees, then rollouts of the prompts used least recently, until the rest fits."""
+        if self._held_bytes() <= self.max_bytes:
+            return
+        self._common.drop_idle()
         if self._held_bytes() <= self.max_bytes:
             return
         for key in [key for key in self._with_tree if key != keep and not self._prompts[key].open_requests]:
@@ -300,7 +326,7 @@ class RolloutHistory:
                 return
 
     def _held_bytes(self) -> int:
-        return self._counts["rollout_bytes"] + self._counts["tree_bytes"]
+        return self._counts["rollout_bytes"] + self._counts["tree_bytes"] + self._common.memory_bytes()
 
 
 def _after_fork_in_child() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import numpy as np
 
 from das._live_requests import EmittedTokens, LiveRequests
+from das.common_text import context_of
 from das.prompt_record import PromptRecord
 from das.prompt_tree import PromptTree
 from das.rollout import TokenArray
@@ -14,6 +17,8 @@ class LiveRequest:
     """A running request. Its tokens since the prompt lie in the native table, its evidence in the tree."""
 
     __slots__ = (
+        "common",
+        "common_sequence",
         "key",
         "max_total_tokens",
         "pending_environment",
@@ -37,17 +42,23 @@ class LiveRequest:
         self.max_total_tokens = max_total_tokens
         self.runs: list[list[int]] = []  # [is generated, number of tokens], only once environment tokens came
         self.pending_environment = 0  # trailing environment tokens that the tree has not seen yet
+        self.common: PromptTree | None = None  # the common tree, where it draws on that
+        self.common_sequence: int
         self.tree: PromptTree
         self.sequence: int
         self.table: LiveRequests
         self.row: int
 
-    def enter(self, tree: PromptTree, table: LiveRequests) -> None:
-        """Open a sequence behind the prompt and take a row for it."""
+    def enter(self, tree: PromptTree, table: LiveRequests, common: PromptTree | None) -> None:
+        """Open a sequence behind the prompt, another in the common tree if there is one, and take a row for them."""
         self.tree = tree
         self.table = table
-        self.sequence = tree.open(self.prompt)
-        try:
+        with ExitStack() as undo:
+            self.sequence = tree.open(self.prompt)
+            undo.callback(tree.tree.close, self.sequence)
+            if common is not None:
+                sequence = common.open(context_of(self.prompt))
+                undo.callback(common.tree.close, sequence)
             self.row = table.add(
                 tree.tree,
                 self.sequence,
@@ -55,9 +66,9 @@ class LiveRequest:
                 max_total_tokens=self.max_total_tokens,
                 prompt_key=self.key,
             )
-        except BaseException:
-            tree.tree.close(self.sequence)
-            raise
+            undo.pop_all()
+        if common is not None:
+            self._join(common, sequence)
 
     def move_to(self, tree: PromptTree) -> None:
         """Continue in another tree of the same prompt, with everything generated so far."""
@@ -89,13 +100,22 @@ class LiveRequest:
         self.pending_environment += num_tokens
 
     def enter_environment(self) -> None:
-        """Give the tree the environment tokens that arrived since the last generated one."""
-        if self.pending_environment:
-            tokens = self.table.response(self.row)[-self.pending_environment :]
-            before, sequence = self.sequence, self.tree.open_behind(tokens)
-            self._replace(self.tree, sequence)
-            self.tree.tree.close(before)
-            self.pending_environment = 0
+        """Give the trees the environment tokens that arrived since the last generated one."""
+        if not self.pending_environment:
+            return
+        tokens = self.table.response(self.row)[-self.pending_environment :]
+        with ExitStack() as undo:
+            sequence = self.tree.open_behind(tokens)
+            undo.callback(self.tree.tree.close, sequence)
+            if self.common is not None:
+                common_sequence = self.common.open_behind(context_of(tokens))
+            undo.pop_all()
+        self.tree.tree.close(self.sequence)
+        self._replace(self.tree, sequence)
+        if self.common is not None:
+            self.common.tree.close(self.common_sequence)
+            self._join(self.common, common_sequence)
+        self.pending_environment = 0
 
     def count_generated(self, num_tokens: int) -> None:
         if self.runs and num_tokens:
@@ -110,8 +130,15 @@ class LiveRequest:
         if self.runs:
             mask = np.repeat([bool(run[0]) for run in self.runs], [run[1] for run in self.runs])
         self.tree.tree.close(self.sequence)
+        if self.common is not None:
+            self.common.tree.close(self.common_sequence)
         self.table.remove(self.row)
         return response, mask
+
+    def _join(self, common: PromptTree, sequence: int) -> None:
+        self.common = common
+        self.common_sequence = sequence
+        self.table.join_common(self.row, common.tree, sequence)
 
     def _replace(self, tree: PromptTree, sequence: int) -> None:
         self.tree = tree

@@ -6,7 +6,7 @@ from rollout_samples import PROMPT, draft, filled, rollout
 
 from das import Confidence, Drafter
 
-SHAPE = (3, 24)
+SHAPE = (4, 24)
 
 
 def learned():
@@ -49,9 +49,9 @@ def test_state_round_trip():
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"hits": np.ones((24, 3))}, ValueError, r"hits has shape \(24, 3\); it must be \(3, 24\)"),
-        ({"misses": np.ones(72)}, ValueError, r"misses has shape \(72,\); it must be \(3, 24\)"),
-        ({"misses": 1.0}, ValueError, r"misses has shape \(\); it must be \(3, 24\)"),
+        ({"hits": np.ones((24, 3))}, ValueError, r"hits has shape \(24, 3\); it must be \(4, 24\)"),
+        ({"misses": np.ones(96)}, ValueError, r"misses has shape \(96,\); it must be \(4, 24\)"),
+        ({"misses": 1.0}, ValueError, r"misses has shape \(\); it must be \(4, 24\)"),
         ({"misses": -np.ones(SHAPE)}, ValueError, "misses holds a negative or non-finite count"),
         ({"hits": np.full(SHAPE, np.nan)}, ValueError, "hits holds a negative or non-finite count"),
         ({"misses": np.full(SHAPE, np.inf)}, ValueError, "misses holds a negative or non-finite count"),

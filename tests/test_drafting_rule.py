@@ -14,6 +14,7 @@ from das import Drafter, prompt_key
 
 ORDERS = (1, 2, 3, 4, 6, 8, 12, 16)
 KAPPA, FIRST_ESTIMATE, PRIOR_STRENGTH, NUM_BINS = 2.0, 1e-5, 4.0, 24
+COMMON_WEIGHT = 0.2
 KEY = 5
 
 prices = st.sampled_from([0.0, 0.02, 0.15, 0.5, 0.9, 1.0])
@@ -45,38 +46,44 @@ class NaiveRule:
     """The calibrated blend: one object's cells learn from all requests."""
 
     def __init__(self):
-        self.hits = np.zeros((3, NUM_BINS))
-        self.misses = np.zeros((3, NUM_BINS))
+        self.hits = np.zeros((4, NUM_BINS))
+        self.misses = np.zeros((4, NUM_BINS))
         self.asked = {}  # request -> [(token, cell)]
         self.num_drafted = {}
 
-    def predict(self, tree, context):
-        """(token, blended probability, cell) of the next token, or None where no context continues."""
-        contexts = []
-        for order in ORDERS:
-            if order > len(context) or sum(tree.counts(context[-order:])) == 0:
-                break
-            contexts.append(context[-order:])
+    def predict(self, tree, context, common=None):
+        """(token, blended probability, cell) of the next token, or None where no context continues.
+
+        `common`: the tree that is asked beside the own one, where the request has that.
+        """
+        weights = {id(common): COMMON_WEIGHT, id(tree): 1.0}
+        contexts = [
+            (asked, context[-order:])
+            for order in ORDERS
+            for asked in (common, tree)
+            if asked is not None and order <= len(context) and sum(asked.counts(context[-order:])) > 0
+        ]
         probability = {}
-        for candidate in dict.fromkeys(tree.top_child(known) for known in contexts):
+        for candidate in dict.fromkeys(asked.top_child(known) for asked, known in contexts):
             estimate = FIRST_ESTIMATE
-            for known in contexts:
-                count = sum(tree.child_counts(known, candidate))
-                estimate = (count + KAPPA * estimate) / (sum(tree.counts(known)) + KAPPA)
+            for asked, known in contexts:
+                weight = weights[id(asked)]
+                count = weight * sum(asked.child_counts(known, candidate))
+                estimate = (count + KAPPA * estimate) / (weight * sum(asked.counts(known)) + KAPPA)
             probability[candidate] = estimate
         if not probability:
             return None
         token = max(probability, key=probability.get)
         running, history = tree.child_counts(context[-1:], token)
-        source = 0 if history == 0 else 2 if running else 1
+        source = {(False, False): 3, (True, False): 0, (False, True): 1, (True, True): 2}[running > 0, history > 0]
         clipped = min(max(probability[token], 1e-4), 1 - 1e-4)
         bin_ = int((math.log(clipped / (1 - clipped)) + 4) * NUM_BINS / 8)
         return token, probability[token], (source, min(max(bin_, 0), NUM_BINS - 1))
 
-    def draft(self, request, tree, context, max_draft_tokens, min_survival):
+    def draft(self, request, tree, context, max_draft_tokens, min_survival, common=None):
         context, token_ids, survival, path = list(context), [], [], 1.0
         asked = self.asked[request] = []
-        while (prediction := self.predict(tree, context)) is not None:
+        while (prediction := self.predict(tree, context, common)) is not None:
             token, probability, cell = prediction
             asked.append((token, cell))
             hits, misses = self.hits[cell], self.misses[cell]
@@ -100,10 +107,10 @@ class NaiveRule:
                 break
 
 
-def assert_agrees(drafter, rule, request, tree, context, cap, price):
+def assert_agrees(drafter, rule, request, tree, context, cap, price, common=None):
     """Draft on both sides and return the tokens."""
     answer = draft(drafter, request, cap, price)
-    token_ids, survival = rule.draft(request, tree, context, cap, price)
+    token_ids, survival = rule.draft(request, tree, context, cap, price, common)
     assert answer.draft_token_ids == token_ids
     assert answer.survival == pytest.approx(survival, abs=1e-9)
     assert answer.survival == sorted(answer.survival, reverse=True)
@@ -144,7 +151,7 @@ def test_the_kernel_follows_the_rule_over_brute_force_counts(data):
         texts.append(data.draw(strategies.words_after(alphabet, texts)))
         rollouts.append(rollout(texts[-1], 0, prompt=prompt, prompt_key=KEY, ordinal=ordinal, request_id=f"h{ordinal}"))
         oracle.add(texts[-1], prompt=handle(prompt))
-    drafter = Drafter(filled(*rollouts))
+    drafter = Drafter(filled(*rollouts, max_common_tokens=0))
     for request in map(str, range(data.draw(st.integers(1, 6)))):
         prompt = prompts[data.draw(prompt_indices)]
         drafter.start(request, prompt_token_ids=prompt, prompt_key=KEY, training_step=1)
@@ -158,6 +165,34 @@ def test_the_kernel_follows_the_rule_over_brute_force_counts(data):
         drafter.finish(request)
         oracle.extend(sequence, emitted)
         oracle.close(sequence)
+
+
+@given(st.data())
+def test_a_prompt_without_history_draws_on_what_others_emitted(data):
+    """One request after the other, each to a prompt of its own: nothing is shared but the common text."""
+    alphabet = data.draw(strategies.alphabets)
+    rule, common, handles, texts = NaiveRule(), NaiveSuffixTree(), {}, []
+    drafter = Drafter()
+    for number in range(data.draw(st.integers(2, 6))):
+        request, prompt = str(number), data.draw(strategies.words(alphabet, max_size=20))
+        tail = tuple(prompt[-16:])
+        if tail not in handles:
+            handles[tail] = common.add_prompt(tail)
+        own = NaiveSuffixTree()
+        own.add_prompt(prompt)
+        drafter.start(request, prompt_token_ids=prompt, prompt_key=number)
+        cap, price = data.draw(caps), data.draw(prices)
+        shared = BruteForce(common)
+        drafted = assert_agrees(drafter, rule, request, BruteForce(own), prompt, cap, price, common=shared)
+        emitted, num_verified = data.draw(emissions(drafted, alphabet))
+        texts.append(emitted)
+        drafter.extend(request, emitted, num_verified_draft_tokens=num_verified)
+        rule.extend(request, emitted, num_verified)
+        assert_learned_alike(drafter, rule)
+        drafter.finish(request)
+        sequence = common.open(prompt=handles[tail])
+        common.extend(sequence, emitted)
+        common.close(sequence)
 
 
 @given(st.data())
@@ -176,10 +211,13 @@ def test_the_kernel_follows_the_rule_over_the_trees_counts(data):
         drafter.start(request, prompt_token_ids=prompt, training_step=1)
         contexts[request] = list(prompt)
     tree = tree_of(drafter.history, prompt_key(prompt))
+    shared = drafter.history.common_tree_for(drafter.history.record_for(prompt_key(prompt)))
+    common = None if shared is None else shared.tree
     for _ in range(data.draw(st.integers(1, 8))):
         request = data.draw(st.sampled_from(sorted(contexts)))
         context = contexts[request]
-        drafted = assert_agrees(drafter, rule, request, tree, context[-16:], data.draw(caps), data.draw(prices))
+        cap, price = data.draw(caps), data.draw(prices)
+        drafted = assert_agrees(drafter, rule, request, tree, context[-16:], cap, price, common=common)
         emitted, num_verified = data.draw(emissions(drafted, alphabet))
         drafter.extend(request, emitted, num_verified_draft_tokens=num_verified)
         rule.extend(request, emitted, num_verified)

@@ -254,7 +254,9 @@ class HistoryMachine(RuleBasedStateMachine):
         }
         assert {name: getattr(statistics, name) for name in expected} == expected
         assert set(self.drafter.request_ids()) == set(self.open_ids())
-        assert self.history.memory_bytes() == statistics.rollout_bytes + statistics.tree_bytes
+        assert self.history.memory_bytes() == (
+            statistics.rollout_bytes + statistics.tree_bytes + statistics.common_bytes
+        )
 
     def teardown(self):
         if hasattr(self, "windows"):

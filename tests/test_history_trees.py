@@ -16,8 +16,8 @@ from das.prompt_record import ROLLOUT_OVERHEAD_BYTES
 
 
 def three_prompts(max_bytes=1 << 30):
-    """Prompts 1, 2, 3, used in this order, each with a tree; and the drafter."""
-    drafter = Drafter(RolloutHistory(max_bytes=max_bytes))
+    """Prompts 1, 2, 3, used in this order, each with a tree, and no text in common; and the drafter."""
+    drafter = Drafter(RolloutHistory(max_bytes=max_bytes, max_common_tokens=0))
     for prompt in (1, 2, 3):
         run(drafter, f"r{prompt}", list(range(100 * prompt, 100 * prompt + 60)), prompt=[prompt])
     return drafter
@@ -233,7 +233,7 @@ def test_drafts_do_not_depend_on_how_fast_the_background_is(monkeypatch, maintai
     for pool in (SlowPool, FastPool):
         monkeypatch.setattr("das.history.ThreadPoolExecutor", pool)
         drafter = Drafter(filled(rollout([4, 5, 6], 0)))
-        drafter.confidence.hits[:] = np.arange(72).reshape(3, 24)  # every source answers differently
+        drafter.confidence.hits[:] = np.arange(96).reshape(4, 24)  # every source answers differently
         run(drafter, "a", [4, 5, 7], step=0)
         drafter.history.prepare([KEY])
         if maintain:

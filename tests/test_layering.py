@@ -32,7 +32,7 @@ das.live_request
 das.budget
 das.lengths das.latency
 das.history das.confidence das.metrics
-das.prompt_record
+das.prompt_record das.common_text
 das.prompt_tree
 das._live_requests das.rollout das.verify
 das._draft

@@ -96,8 +96,8 @@ def replay(
       is_complete         the whole log was replayed
       total               figures of everything
       batches             figures of each batch, with training_step (null: not known), group (from 0), is_complete
-      history             {num_prompts, num_rollouts, num_tokens, num_trees, rollout_bytes, tree_bytes, num_added,
-                          num_updated, num_late, num_expired, num_evicted_trees, num_evicted_rollouts,
+      history             {num_prompts, num_rollouts, num_tokens, num_trees, rollout_bytes, tree_bytes, common_bytes,
+                          num_added, num_updated, num_late, num_expired, num_evicted_trees, num_evicted_rollouts,
                           num_builds_ahead, num_builds_on_start}, at the end
       plan_us, extend_us  the drafter's time for drafting, and for emitted tokens, per request and decode step
     Figures:
