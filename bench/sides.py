@@ -1,15 +1,16 @@
 """das and its peers behind one face, as an engine drives them: one call a decode step, for all running requests."""
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import wait
+from dataclasses import replace
 from importlib.metadata import version
 from platform import python_version
-from time import sleep
 from typing import Any, Protocol
 
 import das
 from bench import peers
 from bench.rollouts import Tokens
-from das.budget import BudgetPolicy
+from das.budget import BudgetPolicy, FloatArray, IntArray
 
 Draft = list[int] | tuple[list[int], list[int]]
 """A chain; or a tree: its tokens, and the index of each token's parent, -1 for the end of the context."""
@@ -67,12 +68,9 @@ class Das:
         )
 
     def ready(self) -> None:
-        """Build all prompts' trees."""
-        keys = self._history.prompt_keys()
-        self._history.prepare(keys)
-        while self._history.statistics().num_trees < len(keys):
-            sleep(0.01)
-            self._history.maintain(max_us=1e9)
+        """Build all prompts' trees, to the end; the first `start` of each prompt installs its own."""
+        self._history.prepare(self._history.prompt_keys())
+        wait(build for _, build, _ in self._history._builds.values())
 
     def start(self, name: str, key: int, prompt: Tokens) -> None:
         """Begin a request of the next step."""
@@ -90,6 +88,25 @@ class Das:
     def finish(self, name: str) -> None:
         """The rollout enters the history."""
         self._drafter.finish(name)
+
+
+class PinnedBatch(das.ThroughputBudget):
+    """The self-tuned price of a batch that stays at one size, however many requests run.
+
+    Args:
+        num_running: requests that the policy is told of; 0: as many as run.
+    """
+
+    def __init__(self, num_running: int) -> None:
+        super().__init__(max_draft_tokens=MAX_DRAFT_TOKENS)
+        self._num_running = num_running
+
+    def budgets(self, requests: das.RunningRequests) -> tuple[IntArray, FloatArray]:
+        """As the policy's own, at the pinned size."""
+        return super().budgets(replace(requests, num_running=self._num_running or requests.num_running))
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()} at {self._num_running or 'as many as'} running"
 
 
 class OfPeer:
@@ -141,11 +158,13 @@ class OfPeer:
 _POLICIES: dict[str, Callable[[float], BudgetPolicy]] = {
     "price": lambda value: das.PriceBudget(min_survival=value, max_draft_tokens=MAX_DRAFT_TOKENS),
     "fixed": lambda value: das.FixedBudget(int(value)),
+    "throughput": lambda value: PinnedBatch(int(value)),
 }
 
 
 def create(side: str, *, cap: int = MAX_DRAFT_TOKENS, **settings: object) -> Side:
-    """Make a side: a peer's name with its settings, or das with a policy: `das:price=0.15`, `das:fixed=8`."""
+    """Make a side: a peer's name with its settings, or das with a policy: `das:price=0.15`, `das:fixed=8`,
+    `das:throughput=128` (self-tuned for that many running requests; 0: those that run)."""
     name, _, policy = side.partition(":")
     if name != "das":
         return OfPeer(side, cap, settings)
