@@ -19,7 +19,7 @@ from das.confidence import Confidence
 from das.drafter import Drafter
 from das.history import HistoryStatistics, RolloutHistory
 from das.latency import LatencyEstimator, LatencyFit, LatencyModel, fit_latency
-from das.latency_presets import LATENCY_PRESETS, LatencyPreset
+from das.latency_presets import LatencyPreset, latency_preset
 from das.metrics import AcceptanceCounters, summarise
 from das.rollout import Rollout, prompt_key
 from das.step import plan_step
@@ -27,7 +27,6 @@ from das.step import plan_step
 __version__ = "0.1.0"
 
 __all__ = [
-    "LATENCY_PRESETS",
     "AcceptanceCounters",
     "BudgetPolicy",
     "Confidence",
@@ -48,6 +47,7 @@ __all__ = [
     "ThroughputBudget",
     "UnlimitedBudget",
     "fit_latency",
+    "latency_preset",
     "plan_step",
     "prompt_key",
     "summarise",

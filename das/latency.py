@@ -141,7 +141,7 @@ def fit_latency(num_tokens: Numbers, step_ms: Numbers, *, num_context_tokens: Nu
 
     Raises:
         ValueError: lengths differ, a number out of range (its position is named), or fewer than two different
-            num_tokens: base and token cannot be told apart then.
+            num_tokens: base and token cannot be told apart then; or nothing but the context seems to take time.
 
     Complexity: O(steps).
     """
@@ -154,6 +154,8 @@ def fit_latency(num_tokens: Numbers, step_ms: Numbers, *, num_context_tokens: Nu
     known_context = np.zeros(len(times)) if context is None else context  # a term of zeros is left out
     rows = np.stack([np.ones(len(times)), tokens, known_context]) / times
     base, tok, kv = _least_non_negative((rows @ rows.T).tolist(), rows.sum(axis=1).tolist())
+    if base == tok == 0:
+        raise ValueError("step_ms depends on num_context_tokens alone; a model needs base or token, so fit without it")
     latency = LatencyModel(c_base_ms=base, c_tok_ms=tok, c_kv_ms=kv)
     predicted = latency.step_ms(tokens, num_context_tokens=known_context)
     errors = np.abs(predicted - times) / times
@@ -229,7 +231,7 @@ class LatencyEstimator:
 
         Never raises for numbers: where one is out of range or not finite, the step is counted in `num_ignored`.
 
-        Complexity: O(1), about 20 us.
+        Complexity: O(1), 20 to 60 us.
         """
         time_ms = step_ms - self._start.c_engine_ms
         is_plausible = (
@@ -240,6 +242,7 @@ class LatencyEstimator:
         if not is_plausible:  # NaN included
             self.num_ignored += 1
             return
+        num_tokens, num_context_tokens, time_ms = float(num_tokens), float(num_context_tokens), float(time_ms)
         predicted_ms = self.latency.step_ms(num_tokens, num_context_tokens=num_context_tokens, speculating=False)
         predicted_ms = max(predicted_ms, _LEAST_MS)
         deviation = math.log(time_ms / predicted_ms)
@@ -250,7 +253,7 @@ class LatencyEstimator:
             return
         self.num_observed += 1
         # A clock that says almost 0 must not weigh infinitely.
-        weight = 1.0 / max(time_ms, 0.25 * predicted_ms)
+        weight = 1.0 / max(time_ms, 0.5 * predicted_ms)
         row = (weight, num_tokens * weight, num_context_tokens * weight)
         keep = 1.0 - 1.0 / self.memory_steps
         for i in range(3):
@@ -289,8 +292,8 @@ class LatencyEstimator:
         moment = _numbers(state["moment"], "moment", (3,), least=0.0)
         recent = _numbers(state["recent"], "recent", (len(state["recent"]),))
         counts = {name: int(_numbers(state[name], name, (), least=0.0)) for name in _COUNTS}
-        if (gram[0, 0] > 0) != (moment[0] > 0):
-            raise ValueError("gram and moment do not belong together: one is of no step, the other is not")
+        if ((gram.diagonal() > 0) != (moment > 0)).any() or (moment[0] > 0) != (moment[1] > 0):
+            raise ValueError("gram and moment do not belong together: one tells of steps that the other has not seen")
         self._gram, self._moment = gram.tolist(), moment.tolist()
         self._recent = deque(recent.tolist(), maxlen=_RECENT_STEPS)
         for name, count in counts.items():
@@ -348,7 +351,7 @@ def _least_non_negative(gram: _Matrix, moment: _Vector) -> _Vector:
         best_value = 0.0
         for solution in _solutions_of_two_or_one(m, (a, b, c)):
             value = _dot(solution, m)
-            if min(solution) >= 0 and value > best_value:
+            if min(solution) >= 0 and value > best_value * (1 + 1e-9):  # of equals, the first
                 best, best_value = solution, value
     return [x / scale for x, scale in zip(best, scales, strict=True)]
 

@@ -54,3 +54,17 @@ LATENCY_PRESETS: dict[str, LatencyPreset] = {
     ),
 }
 """By name, model and device. Their measurements have no c_engine_ms: it is 0."""
+
+
+def latency_preset(name: str) -> LatencyPreset:
+    """Return a preset: its `fit.latency` is the model.
+
+    Args:
+        name: as `das latency list` prints it.
+
+    Raises:
+        ValueError: no preset has that name.
+    """
+    if name not in LATENCY_PRESETS:
+        raise ValueError(f"name is {name!r}; it must be one of {', '.join(LATENCY_PRESETS)}")
+    return LATENCY_PRESETS[name]

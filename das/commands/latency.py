@@ -14,9 +14,12 @@ from das.latency import LatencyFit
 from das.latency_presets import LATENCY_PRESETS
 
 
-@click.group()
-def latency() -> None:
+@click.group(invoke_without_command=True)
+@click.pass_context
+def latency(context: click.Context) -> None:
     """How long a forward pass takes: t = c_base + c_tok * tokens + c_kv * tokens of context, in milliseconds."""
+    if context.invoked_subcommand is None:
+        raise click.UsageError("A command is missing.")
 
 
 @latency.command()
