@@ -240,14 +240,15 @@ def test_the_latency_is_learned_from_steps_of_the_whole_batch():
     assert policy.latency.step_ms(7) == pytest.approx(10, rel=0.01)
     estimate = policy.latency
     policy.budgets(running(3, 4))  # a part of the batch
-    policy.observe(drafted, drafted, step_ms=100.0)
+    policy.observe(drafted, drafted, step_ms=12.0)
     policy.budgets(running(3))
-    policy.observe(drafted[:2], drafted[:2], step_ms=100.0)  # one ended without an answer
+    policy.observe(drafted[:2], drafted[:2], step_ms=12.0)  # one ended without an answer
     policy.budgets(running(3))
     policy.observe(drafted, drafted)
-    policy.observe(np.array([], np.int64), np.array([], np.int64), step_ms=100.0)
-    policy.observe(drafted, drafted, step_ms=100.0)  # of no step that was asked about
+    policy.observe(np.array([], np.int64), np.array([], np.int64), step_ms=12.0)
+    policy.observe(drafted, drafted, step_ms=12.0)  # of no step that was asked about
     assert policy.latency == estimate
+    assert policy.state()["latency"]["num_outliers"] == 0
     policy.budgets(running(3))
     policy.observe(drafted, drafted, step_ms=10.5)
     assert policy.latency != estimate
