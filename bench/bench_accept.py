@@ -25,6 +25,7 @@ POINTS = (1, 2, 4, 6, 8, 10)
 PRICES = (0.8, 0.5, 0.3, 0.15, 0.08, 0.03, 0.015, 0)
 FACTORS = (0.125, 0.25, 0.5, 1, 2, 4)
 CAPS = (1, 2, 4, 8, 16)
+BATCHES = (0, 128, 16, 1)  # 0: the requests that run; else the self-tuned price is that of a batch of this size
 COSTS = ("j128", "j16", "j1", "batch_cost")
 
 
@@ -49,6 +50,7 @@ FAMILIES = {
     family.side: family
     for family in (
         Family("das:price", "min_survival", PRICES),
+        Family("das:throughput", "num_running", BATCHES),
         Family("das:fixed", "max_draft_tokens", CAPS),
         Family("suffix_decoding", "factor", FACTORS),
         Family("arctic", "factor", FACTORS),

@@ -1,6 +1,7 @@
 """das and its peers behind one face, as an engine drives them: one call a decode step, for all running requests."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from platform import python_version
 from typing import Any, Protocol
@@ -8,7 +9,7 @@ from typing import Any, Protocol
 import das
 from bench import peers
 from bench.rollouts import Tokens
-from das.budget import BudgetPolicy
+from das.budget import BudgetPolicy, FloatArray, IntArray
 
 Draft = list[int] | tuple[list[int], list[int]]
 """A chain; or a tree: its tokens, and the index of each token's parent, -1 for the end of the context."""
@@ -87,6 +88,25 @@ class Das:
         self._drafter.finish(name)
 
 
+class PinnedBatch(das.ThroughputBudget):
+    """The self-tuned price of a batch that stays at one size, however many requests run.
+
+    Args:
+        num_running: requests that the policy is told of; 0: as many as run.
+    """
+
+    def __init__(self, num_running: int) -> None:
+        super().__init__(max_draft_tokens=MAX_DRAFT_TOKENS)
+        self._num_running = num_running
+
+    def budgets(self, requests: das.RunningRequests) -> tuple[IntArray, FloatArray]:
+        """As the policy's own, at the pinned size."""
+        return super().budgets(replace(requests, num_running=self._num_running or requests.num_running))
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()} at {self._num_running or 'as many as'} running"
+
+
 class OfPeer:
     """A peer, called once per request, which is all they offer.
 
@@ -136,11 +156,13 @@ class OfPeer:
 _POLICIES: dict[str, Callable[[float], BudgetPolicy]] = {
     "price": lambda value: das.PriceBudget(min_survival=value, max_draft_tokens=MAX_DRAFT_TOKENS),
     "fixed": lambda value: das.FixedBudget(int(value)),
+    "throughput": lambda value: PinnedBatch(int(value)),
 }
 
 
 def create(side: str, *, cap: int = MAX_DRAFT_TOKENS, **settings: object) -> Side:
-    """Make a side: a peer's name with its settings, or das with a policy: `das:price=0.15`, `das:fixed=8`."""
+    """Make a side: a peer's name with its settings, or das with a policy: `das:price=0.15`, `das:fixed=8`,
+    `das:throughput=128` (self-tuned for that many running requests; 0: those that run)."""
     name, _, policy = side.partition(":")
     if name != "das":
         return OfPeer(side, cap, settings)

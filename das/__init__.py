@@ -6,10 +6,20 @@ gives each request a draft budget. Importing it needs numpy only; the offline wi
 
 from das._live_requests import Draft
 from das._suffix_tree import SuffixTree
-from das.budget import BudgetPolicy, FixedBudget, NoDraft, PriceBudget, RunningRequests, UnlimitedBudget
+from das.budget import (
+    BudgetPolicy,
+    FixedBudget,
+    NoDraft,
+    PriceBudget,
+    RunningRequests,
+    ThroughputBudget,
+    UnlimitedBudget,
+)
 from das.confidence import Confidence
 from das.drafter import Drafter
 from das.history import HistoryStatistics, RolloutHistory
+from das.latency import LatencyEstimator, LatencyFit, LatencyModel, fit_latency
+from das.latency_presets import LatencyPreset, latency_preset
 from das.metrics import AcceptanceCounters, summarise
 from das.rollout import Rollout, prompt_key
 from das.step import plan_step
@@ -24,13 +34,20 @@ __all__ = [
     "Drafter",
     "FixedBudget",
     "HistoryStatistics",
+    "LatencyEstimator",
+    "LatencyFit",
+    "LatencyModel",
+    "LatencyPreset",
     "NoDraft",
     "PriceBudget",
     "Rollout",
     "RolloutHistory",
     "RunningRequests",
     "SuffixTree",
+    "ThroughputBudget",
     "UnlimitedBudget",
+    "fit_latency",
+    "latency_preset",
     "plan_step",
     "prompt_key",
     "summarise",

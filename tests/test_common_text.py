@@ -142,7 +142,7 @@ def test_a_rebuilt_prompt_tree_leaves_the_common_text_alone():
 
 @pytest.mark.parametrize(("bad", "error"), [(-1, ValueError), (1.5, TypeError), ("1", TypeError), (True, TypeError)])
 def test_bad_limits(bad, error):
-    with pytest.raises(error, match="^max_common_tokens "):
+    with pytest.raises(error, match=r"^max_common_tokens "):
         RolloutHistory(max_common_tokens=bad)
 
 

@@ -232,7 +232,8 @@ def test_statistics_of_a_small_life():
     statistics = history.statistics()
     assert statistics == HistoryStatistics(
         num_prompts=2, num_rollouts=3, num_tokens=4, num_trees=2, rollout_bytes=statistics.rollout_bytes,
-        tree_bytes=statistics.tree_bytes, common_bytes=statistics.common_bytes, num_added=4, num_updated=1, num_late=1, num_expired=1,
+        tree_bytes=statistics.tree_bytes, common_bytes=statistics.common_bytes, num_added=4, num_updated=1,
+        num_late=1, num_expired=1,
         num_builds_ahead=1, num_builds_on_start=1,
     )  # fmt: skip
     assert history.prompt_keys() == (KEY, prompt_key([9]))

@@ -15,13 +15,14 @@ ROOT = Path(__file__).parent.parent
 LINES = """
 das.cli
 das.commands
-das.commands.inspect das.commands.replay das.commands.compare das.commands.simulate das.commands.doctor
-das.commands.log_input
+das.commands.inspect das.commands.replay das.commands.compare das.commands.simulate das.commands.latency
+das.commands.doctor
+das.commands.log_input das.commands.latency_option
 das.commands.terminal
 das.analysis
 das.analysis.report
 das.analysis.simulate
-das.analysis.replay das.analysis.inspect
+das.analysis.replay das.analysis.inspect das.analysis.latency_sweep
 das.analysis.logs
 das.analysis._log_rows
 das
@@ -29,7 +30,7 @@ das.state
 das.step
 das.drafter
 das.live_request
-das.budget
+das.budget das.latency_presets
 das.lengths das.latency
 das.history das.confidence das.metrics
 das.prompt_record das.common_text

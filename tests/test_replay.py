@@ -13,14 +13,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rollout_samples import KEY, rollout, stored
 
-from das import AcceptanceCounters, Drafter, FixedBudget, NoDraft, PriceBudget, UnlimitedBudget, prompt_key
+from das import (
+    AcceptanceCounters,
+    Drafter,
+    FixedBudget,
+    NoDraft,
+    PriceBudget,
+    ThroughputBudget,
+    UnlimitedBudget,
+    prompt_key,
+)
 from das.analysis import read_log
 from das.analysis.replay import Replay, replay
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "amc23_rollouts.jsonl.gz"
 TWENTY = list(range(100, 120))  # no token twice
 ORDERS = ["step", "lockstep"]
-POLICIES = [FixedBudget(3), PriceBudget(), UnlimitedBudget(), NoDraft()]
+POLICIES = [FixedBudget(3), PriceBudget(), UnlimitedBudget(), NoDraft(), ThroughputBudget()]
 
 
 def counters_of(result):
@@ -87,7 +96,7 @@ def test_text_that_never_repeats_is_not_drafted_from_an_empty_history(order):
 
 def test_a_rollout_that_comes_back_word_for_word():
     """Twenty tokens take three steps: 8 + 1, 8 + 1, and the 2 that are left."""
-    result = replay([rollout(TWENTY, 0), rollout(TWENTY, 1)])
+    result = replay([rollout(TWENTY, 0), rollout(TWENTY, 1)], policy=FixedBudget())
     first, second = AcceptanceCounters(20, 0, 0, 0, 20), AcceptanceCounters(3, 3, 18, 18, 20)
     assert counters_of(result) == [(first,), (second,)]
     assert [batch.num_batch_steps for batch in result.batches] == [20, 3]
@@ -105,7 +114,7 @@ def test_a_rollout_that_comes_back_word_for_word():
 def test_siblings_that_draft_together_and_in_turn():
     """Two equal answers of six tokens. In step both have the same text, so neither is ahead of the other."""
     log = [rollout(TWENTY[:6], 0), rollout(TWENTY[:6], 0)]
-    together, in_turn = (replay(log, order=order) for order in ORDERS)
+    together, in_turn = (replay(log, policy=FixedBudget(), order=order) for order in ORDERS)
     assert counters_of(together) == [(AcceptanceCounters(6, 0, 0, 0, 6),) * 2]
     # In turn, the first emits 0, 12, 34, 5; the second drafts one token each time and emits 01, 23, 45.
     assert counters_of(in_turn) == [(AcceptanceCounters(3, 3, 3, 3, 6), AcceptanceCounters(4, 3, 3, 3, 6))]
@@ -145,7 +154,7 @@ def test_batches_groups_and_steps():
     assert shape == [(None, 0, 1), (3, 0, 4), (3, 1, 3), (3, 2, 1), (7, 0, 1)]
     assert [batch.summary()["num_requests"] for batch in result.batches] == [1, 4, 3, 1, 1]
     assert result.settings == {
-        "policy": repr(FixedBudget()), "group_size": 2, "order": "step", "window_epochs": 4,
+        "policy": repr(ThroughputBudget()), "group_size": 2, "order": "step", "window_epochs": 4,
         "max_bytes": 8 << 30, "num_rollouts": 10,
     }  # fmt: skip
     assert replay(log).settings["group_size"] == 8
@@ -153,7 +162,9 @@ def test_batches_groups_and_steps():
 
 def test_the_window_is_that_of_the_history():
     log = [rollout(TWENTY, 0), rollout(TWENTY[::-1], 1), rollout(TWENTY, 2)]
-    accepted = [replay(log, window_epochs=w).batches[2].requests[0].num_accepted_tokens for w in (1, 2)]
+    accepted = [
+        replay(log, policy=FixedBudget(), window_epochs=w).batches[2].requests[0].num_accepted_tokens for w in (1, 2)
+    ]
     assert accepted == [0, 8 + 8 + 1]  # the first draft is the later rollout's: rejected, one token emitted
 
 
@@ -234,7 +245,7 @@ def test_a_replay_before_its_run_has_nothing_to_tell():
 def test_a_replay_may_go_on_with_a_drafter():
     drafter = Drafter()
     replay([rollout(TWENTY, 0)], drafter=drafter)
-    result = replay([rollout(TWENTY, 1)], drafter=drafter)
+    result = replay([rollout(TWENTY, 1)], policy=FixedBudget(), drafter=drafter)
     assert counters_of(result) == [(AcceptanceCounters(3, 3, 18, 18, 20),)]
     assert stored(drafter.history) == [(0, TWENTY), (1, TWENTY)]
     assert result.settings["window_epochs"] == 4

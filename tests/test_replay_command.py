@@ -55,7 +55,7 @@ def cells(output: str) -> list[list[str]]:
 
 
 def test_table_without_terminal_has_no_control_characters(log: Path) -> None:
-    process = start("replay", log)
+    process = start("replay", log, "--policy", "fixed")
     output, errors = process.communicate(timeout=20)
     assert (process.returncode, errors) == (0, "")
     assert all(character.isprintable() or character == "\n" for character in output)
@@ -66,7 +66,7 @@ def test_table_without_terminal_has_no_control_characters(log: Path) -> None:
 
 
 def test_notes_name_means_settings_cost_and_history(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    output = " ".join(replayed(capsys, log, "--group-size", 2, "--max-draft-tokens", 9).split())
+    output = " ".join(replayed(capsys, log, "--group-size", 2, "--policy", "fixed", "--max-draft-tokens", 9).split())
     assert "The table's rates are token-weighted" in output
     assert (
         "Means over requests: tokens per decode step 5.50, drafted per decode step 4.50, draft acceptance rate 100.0%, "
@@ -99,11 +99,11 @@ def test_steps_the_log_does_not_name_are_a_dash(tmp_path: Path, capsys: pytest.C
 
 
 def test_verdict_says_what_is_saved_and_that_time_is_unknown(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    verdict = " ".join(replayed(capsys, log).split()).partition("of trees. ")[2]
+    verdict = " ".join(replayed(capsys, log, "--policy", "fixed").split()).partition("of trees. ")[2]
     assert verdict == (
         "Drafting saves 43% of the target forwards and verifies 0.8 extra tokens per step. Whether that saves time "
-        "depends on what a forward and a verified token cost in the engine: a replay counts, and has no latency model "
-        "yet."
+        "depends on what a forward and a verified token cost in the engine: `das latency fit` finds out, and --policy "
+        "throughput reckons with it."
     )
 
 
@@ -142,13 +142,32 @@ def test_help_documents_every_key(log: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_every_policy_has_its_own_default(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    latency = "LatencyModel(c_base_ms=5.0, c_tok_ms=0.025, c_kv_ms=0.0, c_engine_ms=0.0)"
     for policy, shown in {
+        "throughput": f"ThroughputBudget(latency={latency}, max_draft_tokens=16)",
         "fixed": "FixedBudget(max_draft_tokens=8, min_survival=0)",
         "price": "PriceBudget(max_draft_tokens=16, min_survival=0.15)",
         "unlimited": "UnlimitedBudget(max_draft_tokens=16, min_survival=0)",
         "none": "NoDraft(max_draft_tokens=0, min_survival=inf)",
     }.items():
         assert json.loads(replayed(capsys, log, "--json", "--policy", policy))["settings"]["policy"] == shown
+    assert json.loads(replayed(capsys, log, "--json"))["settings"]["policy"].startswith("ThroughputBudget(")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("8,0.5", "c_base_ms=8.0, c_tok_ms=0.5, c_kv_ms=0.0, c_engine_ms=0.0"),
+        ("8,0.5,1e-5", "c_base_ms=8.0, c_tok_ms=0.5, c_kv_ms=1e-05, c_engine_ms=0.0"),
+        ("8,0.5,0,2", "c_base_ms=8.0, c_tok_ms=0.5, c_kv_ms=0.0, c_engine_ms=2.0"),
+        ("llama3.1-8b-a100", "c_base_ms=10.45, c_tok_ms=0.05102, c_kv_ms=2.547e-05, c_engine_ms=0.0"),
+    ],
+)
+def test_latency_by_preset_or_coefficients(
+    log: Path, capsys: pytest.CaptureFixture[str], text: str, shown: str
+) -> None:
+    found = json.loads(replayed(capsys, log, "--json", "--latency", text, "--max-draft-tokens", 3))
+    assert found["settings"]["policy"] == f"ThroughputBudget(latency=LatencyModel({shown}), max_draft_tokens=3)"
 
 
 # Errors.
@@ -158,10 +177,24 @@ def test_every_policy_has_its_own_default(log: Path, capsys: pytest.CaptureFixtu
     ("args", "message"),
     [
         (["--policy", "nope"], r"Invalid value for '--policy': 'nope' is not one of .*\."),
-        (["--min-survival", "0.2"], r"--min-survival goes with --policy price, not with fixed\."),
+        (["--min-survival", "0.2"], r"--min-survival goes with --policy price, not with throughput\."),
         (
             ["--policy", "none", "--max-draft-tokens", "4"],
-            r"--max-draft-tokens goes with --policy fixed, price, unlimited, not with none\.",
+            r"--max-draft-tokens goes with --policy throughput, fixed, price, unlimited, not with none\.",
+        ),
+        (["--policy", "fixed", "--latency", "5,1"], r"--latency goes with --policy throughput, not with fixed\."),
+        (["--latency", "0,0"], r"Invalid value for '--latency': c_base_ms and c_tok_ms are both 0; one must .*\."),
+        (
+            ["--latency", "-1,1"],
+            r"Invalid value for '--latency': c_base_ms is -1\.0; it must be 0 <= c_base_ms <= .*\.",
+        ),
+        (["--latency", "5,nan"], r"Invalid value for '--latency': c_tok_ms is nan; it must be 0 <= c_tok_ms <= .*\."),
+        *(
+            (
+                ["--latency", bad],
+                rf"Invalid value for '--latency': '{bad}' is neither a preset \(qwen.*\) nor c_base.*\.",
+            )
+            for bad in ("5", "h100", "1,2,3,4,5", "", "1,x")
         ),
         (["--max-draft-tokens", "65"], r"max_draft_tokens is 65; it must be 0 <= max_draft_tokens <= 64\."),
         (["--policy", "price", "--min-survival", "nan"], r"min_survival is nan; it must be 0 <= min_survival <= 1\."),

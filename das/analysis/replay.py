@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from das.budget import BudgetPolicy, FixedBudget
+from das.budget import BudgetPolicy, ThroughputBudget
 from das.drafter import Drafter
 from das.history import HistoryStatistics, RolloutHistory
 from das.metrics import AcceptanceCounters, summarise
@@ -138,7 +138,7 @@ class Replay:
 
     Args:
         log: rollouts, in file order; without a training step they count as step 0.
-        policy: None: FixedBudget().
+        policy: None: ThroughputBudget().
         group_size: samples of a prompt that run at once, >= 1.
         order: "step": all running requests draft in one `plan_step`, then all extend, as engines work. "lockstep":
             each request drafts and extends before the next one drafts.
@@ -170,7 +170,7 @@ class Replay:
             raise ValueError(f"order is {order!r}; it must be 'step' or 'lockstep'")
         if drafter is None:
             drafter = Drafter(RolloutHistory(window_epochs=window_epochs, max_bytes=max_bytes))
-        self.policy: BudgetPolicy = FixedBudget() if policy is None else policy
+        self.policy: BudgetPolicy = ThroughputBudget() if policy is None else policy
         self.drafter = drafter
         self._batches = list(_batches(log, group_size))
         if not self._batches:

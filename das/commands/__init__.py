@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from das.commands.inspect import inspect
+from das.commands.latency import latency
 from das.commands.replay import replay
 
 
@@ -17,4 +18,5 @@ def das(context: click.Context) -> None:
 
 
 das.add_command(inspect)
+das.add_command(latency)
 das.add_command(replay)

@@ -10,15 +10,18 @@ import click
 from rich.progress import MofNCompleteColumn, TextColumn
 
 from das.analysis.replay import BatchResult, Replay, ReplayResult
-from das.budget import BudgetPolicy, FixedBudget, NoDraft, PriceBudget, UnlimitedBudget
+from das.budget import BudgetPolicy, FixedBudget, NoDraft, PriceBudget, ThroughputBudget, UnlimitedBudget
+from das.commands.latency_option import latency_of
 from das.commands.log_input import BadRows, log_options, print_json, reading
 from das.commands.terminal import print_table, progress_bar
 from das.drafter import Drafter
 from das.history import RolloutHistory
+from das.latency import LatencyModel
 from das.metrics import summarise
 
 # By name: what makes the policy, and the options that it takes.
 _POLICIES: dict[str, tuple[Callable[..., BudgetPolicy], tuple[str, ...]]] = {
+    "throughput": (ThroughputBudget, ("max_draft_tokens", "latency")),
     "fixed": (FixedBudget, ("max_draft_tokens",)),
     "price": (PriceBudget, ("max_draft_tokens", "min_survival")),
     "unlimited": (UnlimitedBudget, ("max_draft_tokens",)),
@@ -31,9 +34,27 @@ _NOTHING_SAVED = 0.01  # a smaller share of the target forwards is called nothin
 
 @click.command()
 @log_options
-@click.option("--policy", "policy_name", type=click.Choice(list(_POLICIES)), default="fixed", show_default=True)
 @click.option(
-    "--max-draft-tokens", metavar="N", type=int, help="Longest draft, 0 to 64.  [default: fixed 8, price, unlimited 16]"
+    "--policy",
+    "policy_name",
+    type=click.Choice(list(_POLICIES)),
+    default="throughput",
+    show_default=True,
+    help="throughput: draft while a token is worth its cost at the batch that runs now. price: while it is likely "
+    "enough. fixed, unlimited: to the cap.",
+)
+@click.option(
+    "--max-draft-tokens",
+    metavar="N",
+    type=int,
+    help="Longest draft, 0 to 64.  [default: fixed 8, throughput, price, unlimited 16]",
+)
+@click.option(
+    "--latency",
+    metavar="PRESET|MS,MS",
+    callback=latency_of,
+    help="With --policy throughput: what passes cost, a name from `das latency list` or c_base_ms,c_tok_ms[,c_kv_ms"
+    "[,c_engine_ms]], which `das latency fit` finds.  [default: 5,0.025]",
 )
 @click.option(
     "--min-survival",
@@ -75,6 +96,7 @@ def replay(
     as_json: bool,
     policy_name: str,
     max_draft_tokens: int | None,
+    latency: LatencyModel | None,
     min_survival: float | None,
     group_size: int,
     order: Any,
@@ -112,7 +134,7 @@ def replay(
       request_mean_draft_acceptance_rate, request_mean_mean_acceptance_length,
       request_mean_tokens_per_decode_step, request_mean_drafted_per_decode_step   mean over requests of the same
     """
-    policy = _policy(policy_name, max_draft_tokens=max_draft_tokens, min_survival=min_survival)
+    policy = _policy(policy_name, max_draft_tokens=max_draft_tokens, latency=latency, min_survival=min_survival)
     try:
         history = RolloutHistory(window_epochs=window_epochs, max_bytes=max_bytes)
     except ValueError as error:
@@ -138,7 +160,7 @@ def replay(
         raise click.Abort
 
 
-def _policy(name: str, **options: float | None) -> BudgetPolicy:
+def _policy(name: str, **options: float | LatencyModel | None) -> BudgetPolicy:
     make, accepted = _POLICIES[name]
     given = {option: value for option, value in options.items() if value is not None}
     for option in given:
@@ -247,5 +269,6 @@ def _verdict(figures: dict[str, float | int], *, partial: bool) -> str:
         return f"{subject} saves nothing here (under 1% of the target forwards), and {verifies}."
     return (
         f"{subject} saves {saved:.0%} of the target forwards and {verifies}. Whether that saves time depends on what a "
-        "forward and a verified token cost in the engine: a replay counts, and has no latency model yet."
+        "forward and a verified token cost in the engine: `das latency fit` finds out, and --policy throughput reckons "
+        "with it."
     )

@@ -10,6 +10,8 @@ DRAFT = "das/_draft.pyx"
 LIVE = "das/_live_requests.pyx"
 RECORD = "das/prompt_record.py"
 HISTORY = "das/history.py"
+BUDGET = "das/budget.py"
+LATENCY = "das/latency.py"
 
 TREE_TESTS = ("test_suffix_tree.py", "test_suffix_tree_machine.py", "test_suffix_tree_laws.py")
 HISTORY_TESTS = (
@@ -42,6 +44,8 @@ TESTS = {
     LIVE: DRAFT_TESTS,
     RECORD: HISTORY_TESTS,
     HISTORY: HISTORY_TESTS,
+    BUDGET: ("test_budget.py",),
+    LATENCY: ("test_latency.py",),
 }
 
 
@@ -279,5 +283,25 @@ MUTATIONS = [
              "the prompts used least recently go first"),
     Mutation(HISTORY, "tree-use-not-noted", "        if key in self._with_tree:\n            self._with_tree.move_to_end(key)",
              "        pass", "the trees used least recently go first"),
+    # ------------------------------------------------------------------------------------------------ the price
+    Mutation(BUDGET, "price-without-drafts", "tokens_ms * (1.0 + self.drafted_per_decode_step)", "tokens_ms",
+             "what a token costs now includes the drafts"),
+    Mutation(BUDGET, "price-of-the-ids-given", "self._price(latency, max(1, requests.num_running),",
+             "self._price(latency, max(1, num_requests),", "the batch is what runs, not what is asked about"),
+    Mutation(BUDGET, "newest-weighs-least", "np.arange(num_steps - 1, -1, -1.0)", "np.arange(0, num_steps, 1.0)",
+             "of several decode steps the last weighs most"),
+    Mutation(BUDGET, "bonus-not-counted", "float(np.dot(weights, accepted)) + (1.0 - keep)", "float(np.dot(weights, accepted))",
+             "a decode step emits what was accepted and the bonus token"),
+    Mutation(BUDGET, "part-of-a-batch-timed", "is_whole = 0 < num_requests == requests.num_running", "is_whole = num_requests > 0",
+             "the time of a pass belongs to all its tokens"),
+    Mutation(LATENCY, "negative-coefficient", "determinant <= _SINGULAR or min(best) < 0:", "determinant <= _SINGULAR:",
+             "no coefficient is below 0"),
+    Mutation(LATENCY, "spike-learned", "            self.num_outliers += 1\n            return\n", "            self.num_outliers += 1\n",
+             "an unusual time is left out"),
+    Mutation(LATENCY, "nothing-forgotten", "keep = 1.0 - 1.0 / self.memory_steps", "keep = 1.0", "what a step said fades"),
+    Mutation(LATENCY, "absolute-errors", "np.stack([np.ones(len(times)), tokens, known_context]) / times",
+             "np.stack([np.ones(len(times)), tokens, known_context]) / times.mean()", "errors are relative"),
+    Mutation(LATENCY, "engine-counted-twice", "time_ms = step_ms - self._start.c_engine_ms", "time_ms = step_ms",
+             "the engine's share is no part of the base"),
 ]
 # fmt: on
