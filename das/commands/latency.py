@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from das.analysis.latency_sweep import fit_of, read_latency_sweep
-from das.commands.terminal import new_table, print_table
+from das.commands.terminal import print_table
 from das.latency import LatencyFit
 from das.latency_presets import LATENCY_PRESETS
 
@@ -70,13 +70,15 @@ def list_presets(as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({name: asdict(preset) for name, preset in LATENCY_PRESETS.items()}))
         return
-    table = new_table(partial=False, show_footer=False)
-    for heading in ("preset", "model", "device", "milliseconds", "relative error"):
-        table.add_column(heading)
-    for name, preset in LATENCY_PRESETS.items():
-        table.add_row(name, preset.model, preset.device, _formula(preset.fit), _errors(preset.fit))
     sources = {preset.source: None for preset in LATENCY_PRESETS.values()}
-    print_table(table, *(f"Source: {source}." for source in sources))
+    print_table(
+        ("preset", "model", "device", "milliseconds", "relative error"),
+        [
+            (name, preset.model, preset.device, _formula(preset.fit), _errors(preset.fit))
+            for name, preset in LATENCY_PRESETS.items()
+        ],
+        *(f"Source: {source}." for source in sources),
+    )
 
 
 def _formula(fitted: LatencyFit) -> str:

@@ -38,15 +38,15 @@ def print_table(
     headings: Sequence[str],
     rows: Sequence[Sequence[str]],
     *notes: str,
-    total: Sequence[str],
-    drop_first: Sequence[str],
-    partial: bool,
+    total: Sequence[str] | None = None,
+    drop_first: Sequence[str] = (),
+    partial: bool = False,
     caption: str | None = None,
 ) -> None:
     """Print a table and lines of text below it, as wide as the terminal, or in full where stdout is none.
 
     Args:
-        headings, rows, total: one entry a column; the total is left out where there is a single row.
+        headings, rows, total: one entry a column; the total is left out where there is a single row. None: no total.
         notes: stand below the table.
         drop_first: headings of the columns that a terminal too narrow for all does without, the first one first.
         partial: Ctrl-C ended the command, and the table says so.
@@ -63,11 +63,15 @@ def print_table(
             show_edge=False,
             padding=0,  # with this and no edge, 80 columns are enough
             pad_edge=False,
-            show_footer=len(rows) > 1,
+            show_footer=total is not None and len(rows) > 1,
         )
         for column in shown:  # a figure that does not fit even so goes on in the next line: none is ever cut
             table.add_column(
-                headings[column], footer=total[column], justify="right", vertical="bottom", overflow="fold"
+                headings[column],
+                footer=total[column] if total is not None else "",
+                justify="right",
+                vertical="bottom",
+                overflow="fold",
             )
         for row in rows:
             table.add_row(*(row[column] for column in shown))
