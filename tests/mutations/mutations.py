@@ -10,11 +10,13 @@ DRAFT = "das/_draft.pyx"
 LIVE = "das/_live_requests.pyx"
 RECORD = "das/prompt_record.py"
 HISTORY = "das/history.py"
+COMMON = "das/common_text.py"
 BUDGET = "das/budget.py"
 LATENCY = "das/latency.py"
 
 TREE_TESTS = ("test_suffix_tree.py", "test_suffix_tree_machine.py", "test_suffix_tree_laws.py")
 HISTORY_TESTS = (
+    "test_common_text.py",
     "test_details.py",
     "test_history.py",
     "test_history_trees.py",
@@ -22,6 +24,7 @@ HISTORY_TESTS = (
     "test_drafter.py",
 )
 DRAFT_TESTS = (
+    "test_common_text.py",
     "test_drafter.py",
     "test_extend_batch.py",
     "test_confidence.py",
@@ -44,6 +47,7 @@ TESTS = {
     LIVE: DRAFT_TESTS,
     RECORD: HISTORY_TESTS,
     HISTORY: HISTORY_TESTS,
+    COMMON: ("test_common_text.py",),
     BUDGET: ("test_budget.py",),
     LATENCY: ("test_latency.py",),
 }
@@ -181,15 +185,15 @@ MUTATIONS = [
     Mutation(MEMORY, "memory-of-leaves-not-told", " + tree.leaf_parent_capacity * sizeof(uint32_t)\n", "\n",
              "memory_bytes counts every array"),
     # ------------------------------------------------------------------------------------------------ the rule
-    Mutation(DRAFT, "longest-context-ignored", "if order > cursor.num_orders:", "if order >= cursor.num_orders:",
+    Mutation(DRAFT, "longest-context-ignored", "if ORDERS[level] <= num_orders[tree] and", "if ORDERS[level] < num_orders[tree] and",
              "a context of all tokens so far counts"),
     Mutation(DRAFT, "other-orders", "[1, 2, 3, 4, 6, 8, 12, 16]", "[1, 2, 3, 4, 6, 8, 12, 15]",
              "contexts of 16 tokens are asked"),
     Mutation(DRAFT, "total-of-one-class", "<double>found.total[RUNNING] + found.total[HISTORY]",
              "<double>found.total[HISTORY]", "running evidence counts as much"),
-    Mutation(DRAFT, "only-top-children-counted", "if evidence.top_count[level] == evidence.total[level]:",
-             "if evidence.top_count[level] <= evidence.total[level]:", "other candidates have counts in a context too"),
-    Mutation(DRAFT, "blend-weight", "1.0 / (evidence.total[level] + KAPPA)", "1.0 / (evidence.total[level] + 1.0)",
+    Mutation(DRAFT, "only-top-children-counted", "if level.top_count == level.total:",
+             "if level.top_count <= level.total:", "other candidates have counts in a context too"),
+    Mutation(DRAFT, "blend-weight", "1.0 / (level.total + KAPPA)", "1.0 / (level.total + 1.0)",
              "P stays a probability"),
     Mutation(DRAFT, "ties-to-the-longer-context", "if estimate > probability:", "if estimate >= probability:",
              "of equals the shorter context's candidate is taken"),
@@ -283,6 +287,21 @@ MUTATIONS = [
              "the prompts used least recently go first"),
     Mutation(HISTORY, "tree-use-not-noted", "        if key in self._with_tree:\n            self._with_tree.move_to_end(key)",
              "        pass", "the trees used least recently go first"),
+    # ------------------------------------------------------------------------------------------------ the common text
+    Mutation(DRAFT, "others-weigh-as-own", "WEIGHTS[:] = [1.0, 0.2] ", "WEIGHTS[:] = [1.0, 1.0] ",
+             "other prompts' text is a weak hint"),
+    Mutation(DRAFT, "others-correct-own", "for tree in range(chain.request.num_trees - 1, -1, -1):",
+             "for tree in range(chain.request.num_trees):", "the own tree has the last word at each length"),
+    Mutation(DRAFT, "others-counted-as-running", "cdef int32_t source = 3\n", "cdef int32_t source = 0\n",
+             "what only other prompts say is calibrated by itself"),
+    Mutation(COMMON, "common-text-never-full", "if not self._trees or self._trees[-1].tree.num_tokens >= self._max_tokens:",
+             "if not self._trees:", "the common text is bounded"),
+    Mutation(COMMON, "whole-prompts-shared", "return prompt_token_ids[-MAX_ORDER:]", "return prompt_token_ids",
+             "a prompt's own text is no evidence for others"),
+    Mutation(HISTORY, "common-for-all", "return None if len(record) else self._common.tree_for_start()",
+             "return self._common.tree_for_start()", "a prompt with history draws on its own only"),
+    Mutation(HISTORY, "common-bytes-not-held", ' + self._common.memory_bytes()\n\n\ndef _after', "\n\n\ndef _after",
+             "the limit covers the common text"),
     # ------------------------------------------------------------------------------------------------ the price
     Mutation(BUDGET, "price-without-drafts", "tokens_ms * (1.0 + self.drafted_per_decode_step)", "tokens_ms",
              "what a token costs now includes the drafts"),
