@@ -131,9 +131,7 @@ class Drafter:
             if self._in_environment and emitted.num_tokens:
                 self._table.check_verified([request.row], emitted)  # before anything changes
                 self._enter_environment()
-            (num_tokens,) = self._table.extend([request.row], emitted)
-            if request.runs:
-                request.count_generated(num_tokens)
+            self._extend([request], emitted)
 
     def extend_batch(
         self,
@@ -166,9 +164,7 @@ class Drafter:
             if self._in_environment and emitted.num_tokens:
                 self._table.check_verified(rows, emitted)  # before anything changes
                 self._enter_environment()
-            for request, num_tokens in zip(requests, self._table.extend(rows, emitted), strict=True):
-                if request.runs:
-                    request.count_generated(num_tokens)
+            self._extend(requests, emitted)
 
     def draft(
         self,
@@ -244,7 +240,8 @@ class Drafter:
         Args:
             reward: of the rollout; None: not known (yet: adding it to the history later updates it).
             training_step: replaces the one the request started with.
-            keep: False forgets the response, for one that was aborted.
+            keep: False: the response enters no history, for one that was aborted. Where prompts without history share
+                their text, it stays in that.
 
         Returns:
             the request's counters.
@@ -260,12 +257,7 @@ class Drafter:
                 check_int(training_step, "training_step", below=1 << 62)
             Rollout(prompt_token_ids=request.prompt[:1], response_token_ids=request.prompt[:1], reward=reward)
             counters = AcceptanceCounters(*self._table.counters(request.row))
-            response, mask = request.leave()
-            del self._requests[request_id]
-            self._in_environment.pop(request_id, None)
-            request.record.open_requests.pop(request, None)
-            request.record.has_finished = True
-            self._finished += counters
+            response, mask = request.response()
             rollout = None
             if keep and len(response):
                 rollout = Rollout(
@@ -277,6 +269,12 @@ class Drafter:
                     prompt_key=request.key,
                     response_mask=mask,
                 )
+            request.leave()  # from here on nothing can fail
+            del self._requests[request_id]
+            self._in_environment.pop(request_id, None)
+            request.record.open_requests.pop(request, None)
+            request.record.has_finished = True
+            self._finished += counters
             self.history.finish(request.key, request.tree, rollout)
             return counters
 
@@ -318,6 +316,13 @@ class Drafter:
                 return AcceptanceCounters(*self._table.counters(self._request(request_id).row))
             running = (AcceptanceCounters(*self._table.counters(r.row)) for r in self._requests.values())
             return sum(running, self._finished)
+
+    def _extend(self, requests: list[LiveRequest], emitted: EmittedTokens) -> None:
+        try:
+            self._table.extend([request.row for request in requests], emitted)
+        finally:  # also of those before one that found no memory
+            for request in requests:
+                request.count_generated()
 
     def _request(self, request_id: str) -> LiveRequest:
         request = self._requests.get(request_id)

@@ -59,7 +59,7 @@ class RolloutHistory:
 
     An epoch of a prompt is one training step at which it was sampled; the last `window_epochs` of them stay. A rollout
     is known by its request_id or else by prompt, response, training step and ordinal: adding a known one updates its
-    reward and step and never counts it twice. Beyond `max_bytes`, the prompts used least recently lose their tree
+    reward and step and never counts it twice. (One that comes back with its id but another response is another one.) Beyond `max_bytes`, the prompts used least recently lose their tree
     first, then their rollouts; prompts with open requests keep both.
 
     Args:
@@ -222,7 +222,7 @@ class RolloutHistory:
         if len(record.tree.included) < len(record):  # a tree that is not stale holds nothing outside the window
             for serial, rollout in record.window():
                 record.tree.add(serial, rollout)
-        record.tree.running_step = training_step
+        record.tree.running_step = max(training_step, record.tree.running_step or 0)
         self._measure(record)
         self._enforce_limit(keep=prompt_key)
         return record.tree
@@ -243,6 +243,8 @@ class RolloutHistory:
             elif record.tree is tree:
                 tree.included.add(serial)
         self._measure(record)
+        if len(record) == 0 and not record.open_requests:
+            self._forget(prompt_key)
         self._enforce_limit()
 
     def after_fork_in_child(self) -> None:
@@ -297,6 +299,14 @@ class RolloutHistory:
         self._prompts.move_to_end(key)
         if key in self._with_tree:
             self._with_tree.move_to_end(key)
+
+    def _forget(self, key: int) -> None:
+        """Drop a prompt that has no rollout and no open request: nothing is known of it."""
+        record = self._prompts.pop(key)
+        record.drop_tree()
+        self._measure(record)
+        self._with_tree.pop(key, None)
+        self._builds.pop(key, None)
 
     def _enforce_limit(self, keep: int | None = None) -> None:
         """Drop the common text, then trees, then rollouts of the prompts used least recently, until the rest fits."""

@@ -97,7 +97,15 @@ class LatencyModel:
 
         Returns:
             a positive number; c_engine_ms is paid only with speculation. O(1).
+
+        Raises:
+            ValueError: an argument is out of range.
         """
+        least = {"num_running": 1, "tokens_per_decode_step": 1, "drafted_per_decode_step": 0, "num_context_tokens": 0}
+        values = (num_running, tokens_per_decode_step, drafted_per_decode_step, num_context_tokens)
+        for (name, at_least), value in zip(least.items(), values, strict=True):
+            if not at_least <= value < math.inf:
+                raise ValueError(f"{name} is {value}; it must be {at_least} <= {name} < infinity")
         num_tokens = num_running * (1 + drafted_per_decode_step)
         without_ms = self.step_ms(num_running, num_context_tokens=num_context_tokens, speculating=False)
         with_ms = self.step_ms(num_tokens, num_context_tokens=num_context_tokens)
@@ -294,11 +302,17 @@ class LatencyEstimator:
         counts = {name: int(_numbers(state[name], name, (), least=0.0)) for name in _COUNTS}
         if ((gram.diagonal() > 0) != (moment > 0)).any() or (moment[0] > 0) != (moment[1] > 0):
             raise ValueError("gram and moment do not belong together: one tells of steps that the other has not seen")
+        before = self._gram, self._moment
         self._gram, self._moment = gram.tolist(), moment.tolist()
+        try:
+            latency = self._estimate() if self._moment[0] > 0 else self._start
+        except (ValueError, OverflowError) as error:
+            self._gram, self._moment = before
+            raise ValueError(f"gram and moment fit no latency model: {error}") from None
+        self.latency = latency
         self._recent = deque(recent.tolist(), maxlen=_RECENT_STEPS)
         for name, count in counts.items():
             setattr(self, name, count)
-        self.latency = self._estimate() if self._moment[0] > 0 else self._start
 
     def __repr__(self) -> str:
         return f"LatencyEstimator({self.latency!r}, memory_steps={self.memory_steps})"

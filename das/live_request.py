@@ -70,8 +70,8 @@ class LiveRequest:
         if common is not None:
             self._join(common, sequence)
 
-    def move_to(self, tree: PromptTree) -> None:
-        """Continue in another tree of the same prompt, with everything generated so far."""
+    def open_in(self, tree: PromptTree) -> int:
+        """Open a sequence in another tree of the same prompt, with everything generated so far, and return its id."""
         response = self.table.response(self.row)
         sequence = tree.open(self.prompt)
         position = 0
@@ -83,6 +83,10 @@ class LiveRequest:
             else:
                 tree.tree.close(sequence)
                 sequence = tree.open_behind(tokens)
+        return sequence
+
+    def move_to(self, tree: PromptTree, sequence: int) -> None:
+        """Continue as a sequence that `open_in` has opened. Never fails."""
         self.pending_environment = 0
         self._replace(tree, sequence)
 
@@ -117,23 +121,28 @@ class LiveRequest:
             self._join(self.common, common_sequence)
         self.pending_environment = 0
 
-    def count_generated(self, num_tokens: int) -> None:
+    def count_generated(self) -> None:
+        """Count the tokens that the table has taken in since the last call, or the last environment token."""
+        num_tokens = self.table.num_response_tokens(self.row) - sum([length for _, length in self.runs])
         if self.runs and num_tokens:
             if not self.runs[-1][0]:
                 self.runs.append([True, 0])
             self.runs[-1][1] += num_tokens
 
-    def leave(self) -> tuple[TokenArray, np.ndarray | None]:
-        """Close the sequence, give back the row, and return the response and its mask (None: all generated)."""
+    def response(self) -> tuple[TokenArray, np.ndarray | None]:
+        """Return the response and its mask (None: all generated)."""
         response = self.table.response(self.row)
         mask = None
         if self.runs:
             mask = np.repeat([bool(run[0]) for run in self.runs], [run[1] for run in self.runs])
+        return response, mask
+
+    def leave(self) -> None:
+        """Close the sequences and give back the row."""
         self.tree.tree.close(self.sequence)
         if self.common is not None:
             self.common.tree.close(self.common_sequence)
         self.table.remove(self.row)
-        return response, mask
 
     def _join(self, common: PromptTree, sequence: int) -> None:
         self.common = common

@@ -17,7 +17,8 @@ ROLLOUT_OVERHEAD_BYTES = 700
 class OpenRequest(Protocol):
     """A request that is running in the prompt's tree."""
 
-    def move_to(self, tree: PromptTree) -> None: ...
+    def open_in(self, tree: PromptTree) -> int: ...
+    def move_to(self, tree: PromptTree, sequence: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +116,15 @@ class PromptRecord:
         return self._is_tainted or (running_step is not None and training_step > running_step)
 
     def install(self, tree: PromptTree) -> None:
-        """Replace the tree; open requests move over."""
+        """Replace the tree; open requests move over. Where one finds no memory, all stay where they are."""
+        opened = [(request, request.open_in(tree)) for request in list(self.open_requests)]
         self.tree = tree
         self._is_tainted = False
-        for request in list(self.open_requests):
-            request.move_to(tree)
+        for request, sequence in opened:
+            if request in self.open_requests:
+                request.move_to(tree, sequence)
+            else:  # its drafter was collected meanwhile
+                tree.tree.close(sequence)
 
     def drop_tree(self) -> None:
         """Forget the tree; only while no request is open."""
@@ -141,14 +146,24 @@ class PromptRecord:
         same = self._by_content.get((step, rollout.response_hash), [])
         if rollout.request_id is not None:
             known = self._by_request_id.get(rollout.request_id)
-            if known is not None and (known[0] == step or self._response_of(known) == rollout.response_hash):
-                return known  # at another step, another response: an engine that counts its requests from 0 again
-            nameless = [serial for serial in same if self._epochs[step][serial].request_id is None]
-            return (step, nameless[0]) if nameless else None
+            if known is not None and self._is_same(known, rollout, step):
+                return known  # else an engine that counts its requests from 0 again, or another engine
+            for name in (rollout.request_id, None):
+                named = [serial for serial in same if self._epochs[step][serial].request_id == name]
+                if named:
+                    return step, named[0]
+            return None
         return (step, same[rollout.ordinal]) if rollout.ordinal < len(same) else None
 
-    def _response_of(self, known: tuple[int, int]) -> int:
-        return self._epochs[known[0]][known[1]].response_hash
+    def _is_same(self, known: tuple[int, int], rollout: Rollout, step: int) -> bool:
+        """Whether a rollout of a known request_id is the known one: at its step also where one was cut shorter."""
+        stored = self._epochs[known[0]][known[1]]
+        if stored.response_hash == rollout.response_hash:
+            return True
+        length = min(len(stored.response_token_ids), len(rollout.response_token_ids))
+        return known[0] == step and np.array_equal(
+            stored.response_token_ids[:length], rollout.response_token_ids[:length]
+        )
 
     def _update(self, step: int, serial: int, rollout: Rollout) -> Addition:
         known = self._epochs[step][serial]

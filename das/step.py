@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -42,7 +43,7 @@ def plan_step(
         {request_id: Draft} in the order given; an empty draft is an ordinary answer.
 
     Raises:
-        KeyError: unknown request. TypeError: no drafter, no policy, or a limit that is no int. ValueError: a request
+        KeyError: unknown request. TypeError: no drafter, no policy, a limit that is no int, or a time that is no number. ValueError: a request
         named twice, or a negative limit. Nothing changes then. TypeError, ValueError: the policy's caps and prices are
         not one int and one number a request, or out of range; the policy has heard how its drafts fared then.
 
@@ -55,6 +56,8 @@ def plan_step(
         check_int(max_batch_draft_tokens, "max_batch_draft_tokens", below=NO_LIMIT)
     if max_draft_tokens is not None:
         _check_limits(max_draft_tokens)
+    if step_ms is not None:
+        step_ms = _milliseconds(step_ms)
     request_ids = list(request_ids)
     with drafter.history.lock:  # no request may end between the budget and the draft
         running = drafter.running(request_ids, num_running=num_running)
@@ -68,6 +71,16 @@ def plan_step(
             min_survival=prices,
             max_batch_draft_tokens=max_batch_draft_tokens,
         )
+
+
+def _milliseconds(step_ms: Any) -> float:
+    """A measured time; one that is no time (NaN, negative, beyond a float) is for the policy to ignore and to count."""
+    if isinstance(step_ms, bool) or not isinstance(step_ms, (int, float, np.integer, np.floating)):
+        raise TypeError(f"step_ms must be a number or None, not {type(step_ms).__name__}")
+    try:
+        return float(step_ms)
+    except OverflowError:
+        return math.inf
 
 
 def _check_policy(policy: Any) -> None:

@@ -48,11 +48,16 @@ def test_another_prompt_or_key_is_another_rollout():
     assert [len(history.rollouts(key)) for key in (KEY, prompt_key([9]), 7)] == [1, 1, 1]
 
 
-def test_a_request_id_decides_before_the_content():
+@pytest.mark.parametrize("response", [[4], [4, 5], [4, 5, 6]])
+def test_a_request_id_is_known_also_where_the_trainer_cuts_the_response(response):
     history = filled(rollout([4, 5], 0, request_id="a"))
-    assert not history.add(rollout([8], 0, request_id="a", reward=1.0))
+    assert not history.add(rollout(response, 0, request_id="a", reward=1.0))
     (known,) = history.rollouts(KEY)
     assert (known.response_token_ids.tolist(), known.training_step, known.reward) == ([4, 5], 0, 1.0)
+
+
+def test_a_rollout_follows_its_name_to_another_step():
+    history = filled(rollout([4, 5], 0, request_id="a"))
     assert not history.add(rollout([4, 5], 3, request_id="a"))
     assert [known.training_step for known in history.rollouts(KEY)] == [3]
 
@@ -66,6 +71,19 @@ def test_an_engine_may_count_its_requests_from_zero_again():
     assert [r[1] for r in stored(history)][-2:] == [[4, 3], [4, 4]]
     assert not history.add(rollout([4, 4], 4, request_id="0", reward=1.0))  # the newest of that name
     assert history.rollouts(KEY)[-1].reward == 1.0
+
+
+@pytest.mark.parametrize("num_drafters", [1, 2])
+def test_a_reused_request_id_loses_no_rollout_and_no_reward(num_drafters):
+    """An id that came back within a step, or two engines that both count from 0."""
+    history = RolloutHistory()
+    drafters = [Drafter(history) for _ in range(num_drafters)]
+    run(drafters[0], "0", [4, 5], step=3)
+    run(drafters[-1], "0", [6, 7], step=3)
+    assert stored(history) == [(3, [4, 5]), (3, [6, 7])]
+    for response, reward in (([4, 5], 1.0), ([6, 7], 2.0), ([4, 5], 3.0)):
+        assert not history.add(rollout(response, 3, request_id="0", reward=reward))
+    assert [r.reward for r in history.rollouts(KEY)] == [3.0, 2.0]
 
 
 @pytest.mark.parametrize("engine_first", [True, False])

@@ -181,6 +181,8 @@ class HistoryMachine(RuleBasedStateMachine):
         if keep and entry.runs:
             entry.reward = reward
             self.add_to_model(window, entry, step=entry.step if step is None else step)
+        if not window.entries and not window.open:  # nothing is known of that prompt
+            self.windows = {key: other for key, other in self.windows.items() if other is not window}
 
     @rule(keys=st.lists(st.sampled_from([*KEYS, 12345]), max_size=3))
     def prepare(self, keys):
@@ -260,7 +262,7 @@ class HistoryMachine(RuleBasedStateMachine):
 
     def teardown(self):
         if hasattr(self, "windows"):
-            for window in self.windows.values():
+            for window in list(self.windows.values()):
                 for name in list(window.open):
                     self.finish_request(name, window)
             for key in list(self.windows):
