@@ -12,6 +12,8 @@ RECORD = "das/prompt_record.py"
 HISTORY = "das/history.py"
 BUDGET = "das/budget.py"
 LATENCY = "das/latency.py"
+CONFIDENCE = "das/confidence.py"
+RELIABILITY = "das/reliability.py"
 
 TREE_TESTS = ("test_suffix_tree.py", "test_suffix_tree_machine.py", "test_suffix_tree_laws.py")
 HISTORY_TESTS = (
@@ -46,6 +48,8 @@ TESTS = {
     HISTORY: HISTORY_TESTS,
     BUDGET: ("test_budget.py",),
     LATENCY: ("test_latency.py",),
+    CONFIDENCE: ("test_confidence.py",),
+    RELIABILITY: ("test_reliability.py",),
 }
 
 
@@ -181,15 +185,15 @@ MUTATIONS = [
     Mutation(MEMORY, "memory-of-leaves-not-told", " + tree.leaf_parent_capacity * sizeof(uint32_t)\n", "\n",
              "memory_bytes counts every array"),
     # ------------------------------------------------------------------------------------------------ the rule
-    Mutation(DRAFT, "longest-context-ignored", "if order > cursor.num_orders:", "if order >= cursor.num_orders:",
+    Mutation(DRAFT, "longest-context-ignored", "if ORDERS[level] <= num_orders[tree] and", "if ORDERS[level] < num_orders[tree] and",
              "a context of all tokens so far counts"),
     Mutation(DRAFT, "other-orders", "[1, 2, 3, 4, 6, 8, 12, 16]", "[1, 2, 3, 4, 6, 8, 12, 15]",
              "contexts of 16 tokens are asked"),
     Mutation(DRAFT, "total-of-one-class", "<double>found.total[RUNNING] + found.total[HISTORY]",
              "<double>found.total[HISTORY]", "running evidence counts as much"),
-    Mutation(DRAFT, "only-top-children-counted", "if evidence.top_count[level] == evidence.total[level]:",
-             "if evidence.top_count[level] <= evidence.total[level]:", "other candidates have counts in a context too"),
-    Mutation(DRAFT, "blend-weight", "1.0 / (evidence.total[level] + KAPPA)", "1.0 / (evidence.total[level] + 1.0)",
+    Mutation(DRAFT, "only-top-children-counted", "if level.top_count == level.total:",
+             "if level.top_count <= level.total:", "other candidates have counts in a context too"),
+    Mutation(DRAFT, "blend-weight", "1.0 / (level.total + KAPPA)", "1.0 / (level.total + 1.0)",
              "P stays a probability"),
     Mutation(DRAFT, "ties-to-the-longer-context", "if estimate > probability:", "if estimate >= probability:",
              "of equals the shorter context's candidate is taken"),
@@ -208,8 +212,20 @@ MUTATIONS = [
     Mutation(DRAFT, "stop-not-asked", "    request.num_asked += 1\n    rate =", "    request.num_asked = request.num_drafted\n    rate =",
              "the prediction asked for but not drafted is scored too"),
     # ------------------------------------------------------------------------------------------------ feedback
-    Mutation(DRAFT, "scored-beyond-first-miss", "            break\n        hits[request.asked[i].cell]",
-             "            continue\n        hits[request.asked[i].cell]", "behind a miss a prediction answered another question"),
+    Mutation(DRAFT, "scored-beyond-first-miss", "        if not was_hit:\n            break\n",
+             "        if not was_hit:\n            continue\n", "behind a miss a prediction answered another question"),
+    Mutation(DRAFT, "hits-never-forgotten", "    hits[prediction.cell] *= KEPT\n", "", "a cell forgets with what it learns"),
+    Mutation(DRAFT, "misses-never-forgotten", "    misses[prediction.cell] *= KEPT\n", "", "hits and misses fade alike"),
+    Mutation(DRAFT, "survival-for-probability", "asked.rate = <float>rate", "asked.rate = <float>(rate * chain.path)",
+             "a prediction is scored given that all before it came true"),
+    Mutation(DRAFT, "misses-counted-as-hits", "figures[1] += was_hit", "figures[1] += 1.0",
+             "the histogram tells how many came true"),
+    Mutation(CONFIDENCE, "merged-beyond-memory", "np.maximum(hits + misses, CELL_MEMORY)", "CELL_MEMORY",
+             "a merged cell holds no more than it can remember"),
+    Mutation(CONFIDENCE, "merge-in-given-order", "np.sort(np.stack(checked), axis=0)", "np.stack(checked)",
+             "the order of the workers changes no bit"),
+    Mutation(RELIABILITY, "errors-cancel", "bar.num_predictions * abs(bar.predicted - bar.observed)",
+             "bar.num_predictions * (bar.predicted - bar.observed)", "too high here and too low there is two errors"),
     Mutation(LIVE, "unverified-scored", "        request.num_asked = min(request.num_asked, <int32_t>num_verified + 1)\n",
              "", "what the engine did not verify has no answer"),
     Mutation(LIVE, "accepted-beyond-verified", "accepted < min(num_verified, n)", "accepted < min(request.num_asked, n)",
