@@ -11,6 +11,8 @@ cdef enum:
     MAX_LEVELS = NUM_TREES * NUM_ORDERS
     MAX_DRAFT = 64              # the longest draft a budget may ask for
     GROUP_SIZE = 16             # enough for a memory access to finish while the others are served
+    NUM_RATES = 1024            # bins of the calibrated probability on [0, 1]
+    NUM_FIGURES = 3             # of each: predictions, hits, sum of the probabilities
     NUM_COUNTERS = 5
     DECODE_STEPS = 0            # positions in a request's counters, in the order of metrics.AcceptanceCounters
     VERIFICATION_STEPS = 1
@@ -21,6 +23,7 @@ cdef enum:
 cdef struct Prediction:
     int32_t token
     int32_t cell
+    float rate                  # the calibrated probability that it is right if all before it are
 
 cdef struct OpenSequence:
     Tree* tree
@@ -63,4 +66,5 @@ cdef struct Chain:              # a draft being made
     Evidence evidence
 
 cdef void draft_group(Chain* chains, int32_t num_chains, const double* hits, const double* misses) noexcept nogil
-cdef void score(Request* request, double* hits, double* misses, const int32_t* token_ids, int64_t num_tokens) noexcept nogil
+cdef void score(Request* request, double* hits, double* misses, double* histogram, const int32_t* token_ids,
+                int64_t num_tokens) noexcept nogil

@@ -29,7 +29,9 @@ class EmittedTokens:
 
 @final
 class LiveRequests:
-    def __new__(cls, hits: npt.NDArray[np.float64], misses: npt.NDArray[np.float64]) -> Self: ...
+    def __new__(
+        cls, hits: npt.NDArray[np.float64], misses: npt.NDArray[np.float64], histogram: npt.NDArray[np.float64]
+    ) -> Self: ...
     def add(
         self,
         tree: SuffixTree,

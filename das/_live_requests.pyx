@@ -18,7 +18,7 @@ from das._tree_arrays cimport Sequence
 
 import numpy
 
-from das._draft import CELLS_SHAPE as _CELLS_SHAPE
+from das._draft import CELLS_SHAPE as _CELLS_SHAPE, HISTOGRAM_SHAPE as _HISTOGRAM_SHAPE
 
 cdef struct Step:               # one request's part of a decode step
     int64_t row
@@ -172,6 +172,7 @@ cdef class LiveRequests:
 
     Args:
         hits, misses: float64 arrays of CELLS_SHAPE, the calibration cells; updated in place.
+        histogram: float64 array of HISTOGRAM_SHAPE, of the calibrated probabilities; updated in place.
     """
     cdef Request* requests
     cdef Py_ssize_t num_rows
@@ -182,14 +183,19 @@ cdef class LiveRequests:
     cdef int64_t feedback_capacity
     cdef double[:, ::1] hits
     cdef double[:, ::1] misses
+    cdef double[:, ::1] histogram
 
-    def __cinit__(self, double[:, ::1] hits not None, double[:, ::1] misses not None):
+    def __cinit__(self, double[:, ::1] hits not None, double[:, ::1] misses not None,
+                  double[:, ::1] histogram not None):
         if (hits.shape[0], hits.shape[1]) != _CELLS_SHAPE or (misses.shape[0], misses.shape[1]) != _CELLS_SHAPE:
             raise ValueError(f"calibration cells must have shape {_CELLS_SHAPE}")
+        if (histogram.shape[0], histogram.shape[1]) != _HISTOGRAM_SHAPE:
+            raise ValueError(f"histogram must have shape {_HISTOGRAM_SHAPE}")
         self.trees = []
         self.free_rows = []
         self.hits = hits
         self.misses = misses
+        self.histogram = histogram
 
     def __dealloc__(self):
         cdef Py_ssize_t row
@@ -356,7 +362,7 @@ cdef class LiveRequests:
         request.num_asked = min(request.num_asked, <int32_t>num_verified + 1)
         while accepted < min(num_verified, n) and request.asked[accepted].token == token_ids[accepted]:
             accepted += 1
-        score(request, &self.hits[0, 0], &self.misses[0, 0], token_ids, n)
+        score(request, &self.hits[0, 0], &self.misses[0, 0], &self.histogram[0, 0], token_ids, n)
         for tree in range(request.num_trees):
             append(request.grows[tree].tree, request.grows[tree].slot, token_ids, n)
         request.num_drafted = 0

@@ -41,7 +41,7 @@ class Drafter:
             raise TypeError(f"confidence must be a Confidence or None, not {type(confidence).__name__}")
         self.history = RolloutHistory() if history is None else history
         self.confidence = Confidence() if confidence is None else confidence
-        self._table = LiveRequests(self.confidence.hits, self.confidence.misses)
+        self._table = LiveRequests(self.confidence.hits, self.confidence.misses, self.confidence.histogram)
         self._requests: dict[str, LiveRequest] = {}
         self._finished = AcceptanceCounters()
         self._in_environment: dict[

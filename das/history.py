@@ -59,8 +59,9 @@ class RolloutHistory:
 
     An epoch of a prompt is one training step at which it was sampled; the last `window_epochs` of them stay. A rollout
     is known by its request_id or else by prompt, response, training step and ordinal: adding a known one updates its
-    reward and step and never counts it twice. (One that comes back with its id but another response is another one.) Beyond `max_bytes`, the prompts used least recently lose their tree
-    first, then their rollouts; prompts with open requests keep both.
+    reward and step and never counts it twice. One whose id is known, with another response, is another rollout. Beyond
+    `max_bytes`, the prompts used least recently lose their tree first, then their rollouts; prompts with open requests
+    keep both.
 
     Args:
         window_epochs: >= 1.

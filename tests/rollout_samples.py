@@ -35,6 +35,12 @@ def run(drafter, request_id, response, *, prompt=PROMPT, step=None, **finish):
     return drafted
 
 
+def scored(confidence):
+    """How many predictions were right, and how many wrong."""
+    num_predictions, num_right, _ = confidence.histogram.sum(axis=0)
+    return num_right, num_predictions - num_right
+
+
 def tree_of(history, key=KEY):
     """The SuffixTree of a prompt that was started and not evicted since."""
     return history.record_for(key).tree.tree

@@ -28,8 +28,8 @@ def test_a_prompt_without_history_sees_what_others_emit_right_now():
     assert drafter.confidence.hits.sum() == 0
     drafter.extend("b", [TEXT[3], TEXT[4], 5])
     assert drafter.confidence.hits[:3].sum() == 0, "only other prompts ever continued so"
-    assert drafter.confidence.hits[3].sum() == 2
-    assert drafter.confidence.misses[3].sum() == 1
+    assert drafter.confidence.hits[3].sum() == pytest.approx(2, rel=1e-3)
+    assert drafter.confidence.misses[3].sum() == pytest.approx(1, rel=1e-3)
 
 
 def test_it_is_off_at_zero_tokens():

@@ -1,12 +1,14 @@
-"""Confidence: what is learned can be taken out, put back and forgotten; a bad state changes nothing."""
+"""Confidence: what is learned can be taken out, put back, merged and forgotten; a bad state changes nothing."""
 
 import numpy as np
 import pytest
-from rollout_samples import PROMPT, draft, filled, rollout
+from hypothesis import given
+from hypothesis import strategies as st
+from rollout_samples import PROMPT, draft, filled, rollout, scored
 
 from das import Confidence, Drafter
 
-SHAPE = (4, 24)
+SHAPE, MEMORY = (4, 24), 2000
 
 
 def learned():
@@ -46,19 +48,23 @@ def test_state_round_trip():
     assert same(copy, Confidence())
 
 
-@pytest.mark.parametrize(
+BAD_STATES = pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
         ({"hits": np.ones((24, 3))}, ValueError, r"hits has shape \(24, 3\); it must be \(4, 24\)"),
         ({"misses": np.ones(96)}, ValueError, r"misses has shape \(96,\); it must be \(4, 24\)"),
         ({"misses": 1.0}, ValueError, r"misses has shape \(\); it must be \(4, 24\)"),
-        ({"misses": -np.ones(SHAPE)}, ValueError, "misses holds a negative or non-finite count"),
-        ({"hits": np.full(SHAPE, np.nan)}, ValueError, "hits holds a negative or non-finite count"),
-        ({"misses": np.full(SHAPE, np.inf)}, ValueError, "misses holds a negative or non-finite count"),
+        ({"misses": -np.ones(SHAPE)}, ValueError, "misses holds a count that is not 0 <= count < 2"),
+        ({"hits": np.full(SHAPE, np.nan)}, ValueError, "hits holds a count that is not 0 <= count < 2"),
+        ({"misses": np.full(SHAPE, np.inf)}, ValueError, "misses holds a count that is not 0 <= count < 2"),
         ({"misses": None}, KeyError, "misses"),
         ({"hits": None}, KeyError, "hits"),
+        ({"hits": np.full(SHAPE, 2.0**62)}, ValueError, "hits holds a count that is not 0 <= count < 2"),
     ],
 )
+
+
+@BAD_STATES
 def test_a_bad_state_changes_nothing(changes, error, message):
     confidence = learned()
     state = {"hits": np.ones(SHAPE), "misses": np.ones(SHAPE), **changes}
@@ -87,4 +93,147 @@ def test_two_drafters_may_share_what_is_learned():
         drafter.start(request_id, prompt_token_ids=PROMPT, training_step=1)
         draft(drafter, request_id)
         drafter.extend(request_id, [4, 5])
-    assert confidence.hits.sum() == 4
+    assert scored(confidence) == (4, 0)
+
+
+# ---------------------------------------------------------------- forgetting
+
+
+def test_a_full_cell_forgets_as_much_as_it_learns():
+    confidence = Confidence()
+    confidence.load_state({"hits": np.full(SHAPE, 1500.0), "misses": np.full(SHAPE, 500.0)})
+    drafter = Drafter(filled(rollout([4, 5, 6], 0)), confidence=confidence)
+    drafter.start("a", prompt_token_ids=PROMPT, training_step=1)
+    draft(drafter, "a", 0)
+    drafter.extend("a", [9])
+    (row, column) = np.argwhere(confidence.hits != 1500.0)[0]
+    assert confidence.hits[row, column] == pytest.approx(1500 - 1500 / MEMORY, abs=1e-9)
+    assert confidence.misses[row, column] == pytest.approx(500 - 500 / MEMORY + 1, abs=1e-9)
+    assert (confidence.hits != 1500.0).sum() == (confidence.misses != 500.0).sum() == 1, "the other cells keep theirs"
+
+
+def test_a_cell_that_was_always_right_is_believed_less_after_two_thousand_misses():
+    """What it knew is forgotten as fast as the new is learned: e to the power of -1 of it is left, whatever it was."""
+    rates = []
+    for loaded in (MEMORY, 1e9):
+        confidence = Confidence()
+        confidence.load_state({"hits": np.full(SHAPE, loaded), "misses": np.zeros(SHAPE)})
+        drafter = Drafter(filled(rollout([4, 5, 6], 0)), confidence=confidence)
+        for number in range(MEMORY):
+            drafter.start(f"{number}", prompt_token_ids=PROMPT, training_step=1)
+            draft(drafter, f"{number}", 0)
+            drafter.extend(f"{number}", [9])
+            drafter.finish(f"{number}", keep=False)
+        learned = np.argmax(confidence.misses)
+        hits, misses = confidence.hits.flat[learned], confidence.misses.flat[learned]
+        assert misses == pytest.approx(MEMORY * (1 - np.exp(-1)), rel=1e-3)
+        rates.append(hits / (hits + misses))
+    assert rates[0] == pytest.approx(np.exp(-1), rel=1e-3)
+    assert rates[1] > 0.99, "more than a cell remembers was loaded: it takes longer"
+
+
+# ---------------------------------------------------------------- what several workers learned
+
+counts = st.lists(st.sampled_from([0.0, 0.1, 1.0, 7.0, 1999.0, 2000.0, 1e9]), min_size=2, max_size=2)
+
+
+@st.composite
+def states(draw):
+    """A state with a few kinds of cells."""
+    hits, misses = np.resize(draw(st.lists(counts, min_size=1, max_size=5)), (96, 2)).T
+    return {"hits": hits.reshape(SHAPE), "misses": misses.reshape(SHAPE)}
+
+
+def merged(some):
+    confidence = Confidence()
+    confidence.merge(some)
+    return confidence
+
+
+def test_the_merge_of_one_is_that_one():
+    confidence = learned()
+    assert same(merged([confidence.state()]), confidence)
+
+
+@given(st.lists(states(), min_size=1, max_size=4), st.randoms())
+def test_laws_of_merging(some, order):
+    confidence = merged(some)
+    hits, misses = (np.sum([state[name] for state in some], axis=0) for name in ("hits", "misses"))
+    total, kept = hits + misses, confidence.hits + confidence.misses
+    np.testing.assert_allclose(kept, np.minimum(total, MEMORY))
+    np.testing.assert_allclose(confidence.hits * total, hits * kept)  # the rate is that of all workers together
+    order.shuffle(some)
+    assert same(merged(iter(some)), confidence), "the order changes no bit"
+    assert same(merged([confidence.state()]), confidence) or kept.max() > MEMORY - 1e-6
+    full = {name: np.where(kept < MEMORY - 1e-6, 0.0, array) for name, array in confidence.state().items()}
+    again = merged([full] * 3)
+    np.testing.assert_allclose(again.hits, full["hits"])  # workers that start from one full state end with it
+    np.testing.assert_allclose(again.misses, full["misses"])
+
+
+def test_merging_replaces_what_was_learned_and_only_that():
+    confidence = learned()
+    histogram = confidence.histogram.copy()
+    confidence.merge([{"hits": np.full(SHAPE, 3.0), "misses": np.ones(SHAPE)}] * 2)
+    assert confidence.hits.min() == confidence.hits.max() == 6.0
+    assert confidence.misses.min() == confidence.misses.max() == 2.0
+    assert np.array_equal(confidence.histogram, histogram)
+
+
+@BAD_STATES
+def test_a_bad_state_among_others_changes_nothing(changes, error, message):
+    confidence = learned()
+    state = {"hits": np.ones(SHAPE), "misses": np.ones(SHAPE), **changes}
+    state = {name: array for name, array in state.items() if array is not None}
+    with pytest.raises(error, match=rf"states\[1\]: {message}"):
+        confidence.merge([learned().state(), state])
+    with pytest.raises(ValueError, match="states is empty; it must hold at least one state"):
+        confidence.merge([])
+    assert same(confidence, learned())
+
+
+# ---------------------------------------------------------------- reliability
+
+
+def test_probabilities_and_outcomes_are_counted():
+    """LOOP of the history is drafted; the survivals tell the probabilities that were predicted."""
+    confidence = Confidence()
+    drafter = Drafter(filled(rollout([4, 5, 6, 7], 0)), confidence=confidence)
+    drafter.start("a", prompt_token_ids=PROMPT, training_step=1)
+    first, second, third = draft(drafter, "a", 3).survival
+    drafter.extend("a", [4, 5, 9])
+    rates = [first, second / first, third / second]  # the last one is the miss
+    expected = np.zeros((1024, 3))
+    for rate, was_hit in zip(rates, (True, True, False), strict=True):
+        expected[int(np.float32(rate) * 1024)] += 1, was_hit, rate
+    np.testing.assert_allclose(confidence.histogram, expected, atol=1e-6)
+    measured = confidence.reliability(num_bins=3)
+    assert (measured.num_predictions, measured.base_rate) == (3, pytest.approx(2 / 3))
+    assert sorted(bar.predicted for bar in measured.bins) == pytest.approx(sorted(rates), abs=1e-6)
+
+
+def test_the_histogram_is_reset_apart_from_what_is_learned():
+    confidence = learned()
+    state, num_scored = confidence.state(), sum(scored(confidence))
+    assert num_scored > 0
+    assert state.keys() == {"hits", "misses"}
+    confidence.reset_reliability()
+    assert confidence.histogram.sum() == 0
+    assert confidence.reliability().num_predictions == 0
+    assert same(confidence, learned())
+    confidence = learned()
+    confidence.reset()
+    confidence.load_state(state)
+    assert sum(scored(confidence)) == num_scored
+
+
+@pytest.mark.parametrize("wrong", [np.nan, -5.0, np.inf, -np.inf, 1e308])
+def test_cells_filled_with_nonsense_stay_inside_the_histogram(wrong):
+    """The arrays are plain: whatever somebody writes into them, no prediction is counted outside."""
+    confidence = Confidence()
+    drafter = Drafter(filled(rollout([4, 5, 6, 7], 0)), confidence=confidence)
+    confidence.hits[:] = wrong
+    drafter.start("a", prompt_token_ids=PROMPT, training_step=1)
+    draft(drafter, "a", 3)
+    drafter.extend("a", [4, 9])
+    assert 1 <= confidence.histogram[:, 0].sum() <= 2

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rollout_samples import KEY, PROMPT, count, draft, filled, rollout, run, stored, tree_of
+from rollout_samples import KEY, PROMPT, count, draft, filled, rollout, run, scored, stored, tree_of
 
 from das import AcceptanceCounters, Confidence, Drafter, RolloutHistory, prompt_key
 
@@ -18,11 +18,6 @@ def started(*history, request_id="a", **settings):
     drafter = Drafter(filled(*(history or [rollout(LOOP, 0)])))
     drafter.start(request_id, prompt_token_ids=PROMPT, training_step=1, **settings)
     return drafter
-
-
-def scored(confidence):
-    """How many predictions were right, and how many wrong."""
-    return confidence.hits.sum(), confidence.misses.sum()
 
 
 # ---------------------------------------------------------------- what is drafted

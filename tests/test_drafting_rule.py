@@ -14,6 +14,7 @@ from das import Drafter, prompt_key
 
 ORDERS = (1, 2, 3, 4, 6, 8, 12, 16)
 KAPPA, FIRST_ESTIMATE, PRIOR_STRENGTH, NUM_BINS = 2.0, 1e-5, 4.0, 24
+MEMORY, NUM_RATES = 2000, 1024
 COMMON_WEIGHT = 0.2
 KEY = 5
 
@@ -48,7 +49,8 @@ class NaiveRule:
     def __init__(self):
         self.hits = np.zeros((4, NUM_BINS))
         self.misses = np.zeros((4, NUM_BINS))
-        self.asked = {}  # request -> [(token, cell)]
+        self.histogram = np.zeros((NUM_RATES, 3))  # by calibrated probability: predictions, hits, sum of probabilities
+        self.asked = {}  # request -> [(token, cell, calibrated probability)]
         self.num_drafted = {}
 
     def predict(self, tree, context, common=None):
@@ -85,9 +87,9 @@ class NaiveRule:
         asked = self.asked[request] = []
         while (prediction := self.predict(tree, context, common)) is not None:
             token, probability, cell = prediction
-            asked.append((token, cell))
             hits, misses = self.hits[cell], self.misses[cell]
             rate = (hits + PRIOR_STRENGTH * probability) / (hits + misses + PRIOR_STRENGTH)
+            asked.append((token, cell, np.float32(rate)))
             if len(token_ids) == max_draft_tokens or path * rate < min_survival:
                 break
             path *= rate
@@ -101,7 +103,10 @@ class NaiveRule:
         asked = self.asked.pop(request, [])
         if num_verified is not None:
             asked = asked[: num_verified + 1]
-        for (predicted, cell), token in zip(asked, token_ids, strict=False):
+        for (predicted, cell, rate), token in zip(asked, token_ids, strict=False):
+            self.histogram[min(int(rate * NUM_RATES), NUM_RATES - 1)] += 1, predicted == token, rate
+            for cells in (self.hits, self.misses):
+                cells[cell] *= 1 - 1 / MEMORY
             (self.hits if predicted == token else self.misses)[cell] += 1
             if predicted != token:
                 break
@@ -119,8 +124,9 @@ def assert_agrees(drafter, rule, request, tree, context, cap, price, common=None
 
 
 def assert_learned_alike(drafter, rule):
-    assert np.array_equal(drafter.confidence.hits, rule.hits)
-    assert np.array_equal(drafter.confidence.misses, rule.misses)
+    learned = drafter.confidence
+    for name in ("hits", "misses", "histogram"):
+        np.testing.assert_allclose(getattr(learned, name), getattr(rule, name), rtol=1e-9, atol=1e-12, err_msg=name)
 
 
 @st.composite

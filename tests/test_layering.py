@@ -33,7 +33,7 @@ das.live_request
 das.budget das.latency_presets
 das.lengths das.latency
 das.history das.confidence das.metrics
-das.prompt_record das.common_text
+das.prompt_record das.common_text das.reliability
 das.prompt_tree
 das._live_requests das.rollout das.verify
 das._draft

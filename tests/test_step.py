@@ -5,7 +5,7 @@ import pytest
 import strategies
 from hypothesis import given
 from hypothesis import strategies as st
-from rollout_samples import KEY, PROMPT, draft, filled, rollout, stored
+from rollout_samples import KEY, PROMPT, draft, filled, rollout, scored, stored
 
 from das import Drafter, FixedBudget, NoDraft, PriceBudget, UnlimitedBudget, plan_step
 
@@ -160,7 +160,7 @@ def test_what_a_limit_cut_is_scored_as_a_prediction_but_not_counted_as_drafted()
     drafter.extend("a", LONG[:9])
     counters = drafter.counters("a")
     assert (counters.num_drafted_tokens, counters.num_accepted_tokens) == (2, 2)
-    assert drafter.confidence.hits.sum() == 3
+    assert scored(drafter.confidence) == (3, 0)
 
 
 @given(max_total_tokens=st.integers(0, 40), verified=st.integers(0, 16), cap=st.integers(0, 20))
@@ -221,7 +221,7 @@ def test_called_again_it_replaces_the_pending_drafts():
     drafter.extend("b", LONG[:9])
     plan_step(drafter, ["a"], policy=policy)
     assert policy.heard == [([1, 8], [1, 8], None)]
-    assert (drafter.confidence.hits.sum(), drafter.confidence.misses.sum()) == (2 + 9, 0)
+    assert scored(drafter.confidence) == (2 + 9, 0)
 
 
 def test_a_policy_that_asks_for_too_much_is_told():

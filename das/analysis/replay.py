@@ -19,6 +19,7 @@ from das.budget import BudgetPolicy, ThroughputBudget
 from das.drafter import Drafter
 from das.history import HistoryStatistics, RolloutHistory
 from das.metrics import AcceptanceCounters, summarise
+from das.reliability import Figures, Reliability, reliability_of
 from das.rollout import Rollout
 from das.step import plan_step
 
@@ -36,6 +37,7 @@ class BatchResult:
         requests: each finished request's counters, in order of their end.
         longest_response_tokens: decode steps that the batch would have taken without drafts.
         num_batch_steps: target forwards until the last request ended.
+        reliability: of all predictions scored meanwhile, drafted or not, those of requests that did not end included.
         is_complete: False where the replay was stopped in the middle.
     """
 
@@ -44,6 +46,7 @@ class BatchResult:
     requests: tuple[AcceptanceCounters, ...]
     longest_response_tokens: int
     num_batch_steps: int
+    reliability: Reliability
     is_complete: bool = True
 
     def summary(self) -> dict[str, Any]:
@@ -56,6 +59,7 @@ class BatchResult:
             "num_batch_steps": self.num_batch_steps,
             "is_complete": self.is_complete,
             **summarise(self.requests),
+            "reliability": self.reliability.as_dict(),
         }
 
 
@@ -66,6 +70,7 @@ class ReplayResult:
     Args:
         settings: what was applied, by name.
         batches: in order of generation.
+        reliability: of all predictions scored, drafted or not.
         history: what the history held at the end, and did.
         plan_us, extend_us: mean time of drafting, and of taking in the emitted tokens, per request and decode step.
         is_complete: whether the whole log was replayed.
@@ -73,6 +78,7 @@ class ReplayResult:
 
     settings: dict[str, Any]
     batches: tuple[BatchResult, ...]
+    reliability: Reliability
     history: HistoryStatistics
     plan_us: float
     extend_us: float
@@ -93,6 +99,7 @@ class ReplayResult:
                 "longest_response_tokens": sum(batch.longest_response_tokens for batch in self.batches),
                 "num_batch_steps": sum(batch.num_batch_steps for batch in self.batches),
                 **summarise(counters for batch in self.batches for counters in batch.requests),
+                "reliability": self.reliability.as_dict(),
             },
             "batches": [batch.summary() for batch in self.batches],
             "history": asdict(self.history),
@@ -186,6 +193,7 @@ class Replay:
         self._in_lockstep = order == "lockstep"
         self._clock = _Clock()
         self._done: list[BatchResult] = []
+        self._histogram = np.zeros_like(drafter.confidence.histogram)  # of predictions, in the batches that are done
         self._current: _BatchRun | None = None
         self._names = f"replay{next(_NUMBERS)}"  # request ids must not repeat where replays share a drafter
         self._num_started = 0
@@ -211,16 +219,19 @@ class Replay:
                 if progress is not None:
                     progress(done, total)
             self._done.append(self._current.result())
+            self._histogram += self._current.histogram()
             self._current = None
 
     def result(self) -> ReplayResult:
         """Return what has been counted so far; a batch in progress counts with the requests that ended."""
-        batches = list(self._done)
+        batches, histogram = list(self._done), self._histogram
         if self._current is not None:
             batches.append(self._current.result())
+            histogram = histogram + self._current.histogram()
         return ReplayResult(
             settings=self._settings,
             batches=tuple(batches),
+            reliability=reliability_of(histogram),
             history=self.drafter.history.statistics(),
             plan_us=self._clock.mean_us("plan"),
             extend_us=self._clock.mean_us("extend"),
@@ -315,6 +326,7 @@ class _BatchRun:
         self._finished: list[AcceptanceCounters] = []
         self._num_steps = 0
         self._longest = 0
+        self._histogram_before = drafter.confidence.histogram.copy()
         logged = [_Logged(f"{name}-{i}", rollout) for i, rollout in enumerate(batch.rollouts)]
         for request in logged:
             drafter.start(
@@ -342,8 +354,13 @@ class _BatchRun:
             requests=tuple(self._finished),
             longest_response_tokens=self._longest,
             num_batch_steps=self._num_steps,
+            reliability=reliability_of(self.histogram()),
             is_complete=not self.active,
         )
+
+    def histogram(self) -> Figures:
+        """Return the histogram of the predictions scored so far; see `das.reliability`."""
+        return self._drafter.confidence.histogram - self._histogram_before
 
     def _turn(self, requests: list[_Logged], num_running: int) -> int:
         start_s = time.perf_counter()

@@ -18,6 +18,7 @@ from das.drafter import Drafter
 from das.history import RolloutHistory
 from das.latency import LatencyModel
 from das.metrics import summarise
+from das.reliability import Reliability
 
 # By name: what makes the policy, and the options that it takes.
 _POLICIES: dict[str, tuple[Callable[..., BudgetPolicy], tuple[str, ...]]] = {
@@ -133,6 +134,10 @@ def replay(
       drafted_per_decode_step   drafted tokens / decode steps
       request_mean_draft_acceptance_rate, request_mean_mean_acceptance_length,
       request_mean_tokens_per_decode_step, request_mean_drafted_per_decode_step   mean over requests of the same
+      reliability   of the predicted probabilities of all verified predictions: {num_predictions, bins: 15 of equal
+                    counts, [{num_predictions, predicted (mean), observed (share that came true)}],
+                    expected_calibration_error, brier_score (mean squared error), base_rate (share that came true),
+                    base_rate_expected_calibration_error, base_rate_brier_score (of always predicting base_rate)}
     """
     policy = _policy(policy_name, max_draft_tokens=max_draft_tokens, latency=latency, min_survival=min_survival)
     try:
@@ -248,6 +253,7 @@ def _notes(result: ReplayResult) -> tuple[str, ...]:
         "Batch steps: target forwards until a batch's last request ended; without drafts, as many as its longest "
         "response has tokens. The table's rates are token-weighted: sums over requests, then the ratio.",
         f"Means over requests: {means}.",
+        *_reliability(result.reliability),
         f"Settings: {settings}.",
         f"Drafter: {result.plan_us:.1f} us to draft and {result.extend_us:.1f} us to take in the emitted tokens, per "
         "request and decode step, on this machine.",
@@ -255,6 +261,17 @@ def _notes(result: ReplayResult) -> tuple[str, ...]:
         f"{history.num_tokens:,} tokens; {history.rollout_bytes / 1e6:,.1f} MB, and {history.tree_bytes / 1e6:,.1f} MB "
         "of trees.",
         _verdict(figures, partial=not result.is_complete),
+    )
+
+
+def _reliability(measured: Reliability) -> tuple[str, ...]:
+    if not measured.num_predictions:
+        return ()
+    return (
+        f"Predicted probabilities, {measured.num_predictions:,} verified: expected calibration error "
+        f"{measured.expected_calibration_error:.3f} (15 bins of equal counts), Brier score {measured.brier_score:.3f}; "
+        f"always predicting the base rate, {measured.base_rate:.3f}: "
+        f"{measured.base_rate_expected_calibration_error:.3f} and {measured.base_rate_brier_score:.3f}.",
     )
 
 

@@ -13,6 +13,8 @@ HISTORY = "das/history.py"
 COMMON = "das/common_text.py"
 BUDGET = "das/budget.py"
 LATENCY = "das/latency.py"
+CONFIDENCE = "das/confidence.py"
+RELIABILITY = "das/reliability.py"
 
 TREE_TESTS = ("test_suffix_tree.py", "test_suffix_tree_machine.py", "test_suffix_tree_laws.py")
 HISTORY_TESTS = (
@@ -50,6 +52,8 @@ TESTS = {
     COMMON: ("test_common_text.py",),
     BUDGET: ("test_budget.py",),
     LATENCY: ("test_latency.py",),
+    CONFIDENCE: ("test_confidence.py",),
+    RELIABILITY: ("test_reliability.py",),
 }
 
 
@@ -212,8 +216,20 @@ MUTATIONS = [
     Mutation(DRAFT, "stop-not-asked", "    request.num_asked += 1\n    rate =", "    request.num_asked = request.num_drafted\n    rate =",
              "the prediction asked for but not drafted is scored too"),
     # ------------------------------------------------------------------------------------------------ feedback
-    Mutation(DRAFT, "scored-beyond-first-miss", "            break\n        hits[request.asked[i].cell]",
-             "            continue\n        hits[request.asked[i].cell]", "behind a miss a prediction answered another question"),
+    Mutation(DRAFT, "scored-beyond-first-miss", "        if not was_hit:\n            break\n",
+             "        if not was_hit:\n            continue\n", "behind a miss a prediction answered another question"),
+    Mutation(DRAFT, "hits-never-forgotten", "    hits[prediction.cell] *= KEPT\n", "", "a cell forgets with what it learns"),
+    Mutation(DRAFT, "misses-never-forgotten", "    misses[prediction.cell] *= KEPT\n", "", "hits and misses fade alike"),
+    Mutation(DRAFT, "survival-for-probability", "asked.rate = <float>rate", "asked.rate = <float>(rate * chain.path)",
+             "a prediction is scored given that all before it came true"),
+    Mutation(DRAFT, "misses-counted-as-hits", "figures[1] += was_hit", "figures[1] += 1.0",
+             "the histogram tells how many came true"),
+    Mutation(CONFIDENCE, "merged-beyond-memory", "np.maximum(hits + misses, CELL_MEMORY)", "CELL_MEMORY",
+             "a merged cell holds no more than it can remember"),
+    Mutation(CONFIDENCE, "merge-in-given-order", "np.sort(np.stack(checked), axis=0)", "np.stack(checked)",
+             "the order of the workers changes no bit"),
+    Mutation(RELIABILITY, "errors-cancel", "bar.num_predictions * abs(bar.predicted - bar.observed)",
+             "bar.num_predictions * (bar.predicted - bar.observed)", "too high here and too low there is two errors"),
     Mutation(LIVE, "unverified-scored", "        request.num_asked = min(request.num_asked, <int32_t>num_verified + 1)\n",
              "", "what the engine did not verify has no answer"),
     Mutation(LIVE, "accepted-beyond-verified", "accepted < min(num_verified, n)", "accepted < min(request.num_asked, n)",
@@ -246,7 +262,7 @@ MUTATIONS = [
              "if len(self._epochs) >= self._window_epochs - 1 and step", "a window with room takes older epochs"),
     Mutation(RECORD, "ordinals-ignored", "(step, same[rollout.ordinal]) if rollout.ordinal < len(same) else None",
              "(step, same[0]) if same else None", "equal responses of one step are different rollouts"),
-    Mutation(RECORD, "named-taken-for-nameless", "if self._epochs[step][serial].request_id is None]", "]",
+    Mutation(RECORD, "named-taken-for-nameless", "for name in (rollout.request_id, None):", "for name in (self._epochs[step][same[0]].request_id if same else None,):",
              "another request's rollout is another rollout"),
     Mutation(RECORD, "expiry-leaves-tree", "self._is_tainted |= self.tree is not None and", "self._is_tainted |= False and",
              "a tree that holds expired rollouts is built anew"),
@@ -262,7 +278,7 @@ MUTATIONS = [
              "a reward that arrives later is kept"),
     Mutation(RECORD, "moved-rollout-not-current", "self.current_step = max(self.current_step, new_step)",
              "self.current_step = self.current_step", "the newest epoch is the current one"),
-    Mutation(RECORD, "requests-left-in-old-tree", "            request.move_to(tree)", "            pass",
+    Mutation(RECORD, "requests-left-in-old-tree", "                request.move_to(tree, sequence)", "                pass",
              "open requests move to the new tree"),
     Mutation(RECORD, "bytes-not-given-back", "self.rollout_bytes -= self._bytes_of(rollout)", "self.rollout_bytes -= 0",
              "memory of what expires is free again"),
