@@ -45,8 +45,8 @@ def plan_step(
     Raises:
         KeyError: unknown request. TypeError: no drafter, no policy, a limit that is no int, a time that is no number.
         ValueError: a request named twice, or a negative limit. Nothing changes then. TypeError, ValueError: the
-        policy's caps and prices are not one int and one number a request, or out of range; the policy has heard how its drafts
-        fared then.
+        policy's caps and prices are not one int and one number a request, or out of range; the policy has heard how its
+        drafts fared then.
 
     Complexity: O(drafted tokens), whatever the history holds.
     """
