@@ -4,7 +4,7 @@
 gives each request a draft budget. Importing it needs numpy only; the offline wing is `das.analysis`.
 """
 
-from das._live_requests import Draft
+from das._drafts import Draft, DraftTree
 from das._suffix_tree import SuffixTree
 from das.budget import (
     BudgetPolicy,
@@ -31,6 +31,7 @@ __all__ = [
     "BudgetPolicy",
     "Confidence",
     "Draft",
+    "DraftTree",
     "Drafter",
     "FixedBudget",
     "HistoryStatistics",

@@ -1,25 +1,10 @@
-from typing import Any, Self, final
+from typing import Self, final
 
 import numpy as np
 import numpy.typing as npt
 
+from das._drafts import DraftBatch
 from das._suffix_tree import SuffixTree, TokenIds
-
-@final
-class DraftBatch:
-    def __new__(cls, num_requests: int, width: int) -> Self: ...
-
-@final
-class Draft:
-    def __init__(self) -> None: ...
-    @property
-    def draft_token_ids(self) -> list[int]: ...
-    @property
-    def survival(self) -> list[float]: ...
-    def __len__(self) -> int: ...
-    def __eq__(self, other: object, /) -> bool: ...
-    def __hash__(self) -> int: ...
-    def __reduce__(self) -> Any: ...
 
 @final
 class EmittedTokens:
@@ -58,7 +43,7 @@ class LiveRequests:
         rows: npt.NDArray[np.int64],
         max_draft_tokens: npt.NDArray[np.int64],
         min_survival: npt.NDArray[np.float64],
+        *,
+        max_children: int = 0,
     ) -> DraftBatch: ...
     def clip(self, rows: npt.NDArray[np.int64], batch: DraftBatch, max_tokens: int) -> None: ...
-
-def drafts_of(batch: DraftBatch) -> list[Draft]: ...

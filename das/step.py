@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from das._live_requests import Draft
+from das._drafts import Draft
 from das.budget import BudgetPolicy, IntArray, caps_array
-from das.drafter import NO_LIMIT, Drafter
+from das.drafter import NO_LIMIT, Drafter, Shape, check_shape
 from das.rollout import check_int
 
 
@@ -22,6 +22,7 @@ def plan_step(
     max_draft_tokens: Mapping[str, int] | None = None,
     max_batch_draft_tokens: int | None = None,
     step_ms: float | None = None,
+    shape: Shape = "chain",
 ) -> dict[str, Draft]:
     """Draft for the requests of one decode step, each under the budget that the policy gives it now.
 
@@ -37,20 +38,25 @@ def plan_step(
             request that `request_ids` does not name is checked and ignored.
         max_batch_draft_tokens: the engine's limit for the step; the least likely tokens are cut. None: none.
         step_ms: how long the last decode step took, for policies that learn the latency; None: not measured.
+        shape: "chain", or "tree" for engines that verify trees: DraftTrees, with several tokens at one position where
+            the second-best is likelier than one more token at the end. Caps and limits count all tokens of a tree;
+            `extend` takes the emitted tokens, and finds the accepted path itself.
 
     Returns:
-        {request_id: Draft} in the order given; an empty draft is an ordinary answer.
+        {request_id: Draft} in the order given, of DraftTrees if asked for; an empty draft is an ordinary answer.
 
     Raises:
         KeyError: unknown request. TypeError: no drafter, no policy, or a limit that is no int. ValueError: a request
-        named twice, or a negative limit. Nothing changes then. TypeError, ValueError: the policy's caps and prices are
-        not one int and one number a request, or out of range; the policy has heard how its drafts fared then.
+        named twice, a negative limit, or another shape. Nothing changes then. TypeError, ValueError: the policy's caps
+        and prices are not one int and one number a request, or out of range; the policy has heard how its drafts fared
+        then.
 
     Complexity: O(drafted tokens), whatever the history holds.
     """
     if not isinstance(drafter, Drafter):
         raise TypeError(f"drafter must be a Drafter, not {type(drafter).__name__}")
     _check_policy(policy)
+    check_shape(shape)
     if max_batch_draft_tokens is not None:
         check_int(max_batch_draft_tokens, "max_batch_draft_tokens", below=NO_LIMIT)
     if max_draft_tokens is not None:
@@ -67,6 +73,7 @@ def plan_step(
             max_draft_tokens=_within_limits(request_ids, caps, max_draft_tokens),
             min_survival=prices,
             max_batch_draft_tokens=max_batch_draft_tokens,
+            shape=shape,
         )
 
 

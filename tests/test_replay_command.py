@@ -72,9 +72,7 @@ def test_notes_name_means_settings_cost_and_history(log: Path, capsys: pytest.Ca
         "Means over requests: tokens per decode step 5.50, drafted per decode step 4.50, draft acceptance rate 100.0%, "
         "mean acceptance length 10.00." in output
     )
-    assert (
-        "policy FixedBudget(max_draft_tokens=9, min_survival=0), group_size 2, order step, window_epochs 4," in output
-    )
+    assert "policy FixedBudget(max_draft_tokens=9, min_survival=0), group_size 2, order step, shape chain," in output
     assert re.search(r"Drafter: [\d.]+ us to draft and [\d.]+ us to take in .* per request and decode step", output)
     assert "History at the end: 2 rollouts of 1 prompts, 40 tokens; 0.0 MB, and 0.0 MB of trees." in output
 

@@ -15,8 +15,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from das._drafts import Draft
 from das.budget import BudgetPolicy, ThroughputBudget
-from das.drafter import Drafter
+from das.drafter import Drafter, Shape, check_shape
 from das.history import HistoryStatistics, RolloutHistory
 from das.metrics import AcceptanceCounters, summarise
 from das.rollout import Rollout
@@ -110,6 +111,7 @@ def replay(
     window_epochs: int = 4,
     max_bytes: int = 8 << 30,
     drafter: Drafter | None = None,
+    shape: Shape = "chain",
     progress: Callable[[int, int], None] | None = None,
 ) -> ReplayResult:
     """Replay a log and return what was counted; see `Replay`, which can be stopped half-way and asked for the rest.
@@ -124,6 +126,7 @@ def replay(
         window_epochs=window_epochs,
         max_bytes=max_bytes,
         drafter=drafter,
+        shape=shape,
     )
     run.run(progress=progress)
     return run.result()
@@ -144,6 +147,7 @@ class Replay:
             each request drafts and extends before the next one drafts.
         window_epochs, max_bytes: of the history.
         drafter: one to go on with, and its history; None: a new one.
+        shape: of the drafts, "chain" or "tree".
 
     Raises:
         TypeError, ValueError: an argument of the wrong kind, or an empty log.
@@ -161,6 +165,7 @@ class Replay:
         window_epochs: int = 4,
         max_bytes: int = 8 << 30,
         drafter: Drafter | None = None,
+        shape: Shape = "chain",
     ) -> None:
         if isinstance(group_size, bool) or not isinstance(group_size, int):
             raise TypeError(f"group_size must be an int, not {type(group_size).__name__}")
@@ -168,6 +173,7 @@ class Replay:
             raise ValueError(f"group_size is {group_size}; it must be at least 1")
         if order not in ("step", "lockstep"):
             raise ValueError(f"order is {order!r}; it must be 'step' or 'lockstep'")
+        check_shape(shape)
         if drafter is None:
             drafter = Drafter(RolloutHistory(window_epochs=window_epochs, max_bytes=max_bytes))
         self.policy: BudgetPolicy = ThroughputBudget() if policy is None else policy
@@ -179,11 +185,13 @@ class Replay:
             "policy": repr(self.policy),
             "group_size": group_size,
             "order": order,
+            "shape": shape,
             "window_epochs": drafter.history.window_epochs,
             "max_bytes": drafter.history.max_bytes,
             "num_rollouts": sum(len(batch.rollouts) for batch in self._batches),
         }
         self._in_lockstep = order == "lockstep"
+        self._shape: Shape = shape
         self._clock = _Clock()
         self._done: list[BatchResult] = []
         self._current: _BatchRun | None = None
@@ -203,7 +211,7 @@ class Replay:
         for batch in self._batches:
             self.drafter.history.prepare({rollout.key for rollout in batch.rollouts})
             self._current = _BatchRun(
-                batch, self.drafter, self.policy, self._clock, f"{self._names}-{self._num_started}"
+                batch, self.drafter, self.policy, self._clock, f"{self._names}-{self._num_started}", self._shape
             )
             self._num_started += len(batch.rollouts)
             while self._current.active:
@@ -284,17 +292,15 @@ class _Logged:
     def is_done(self) -> bool:
         return len(self.emitted) == len(self.tokens)
 
-    def verify(self, draft_token_ids: list[int]) -> list[int]:
-        """Return what the engine emits for a draft: the accepted tokens, and the one sampled after them."""
+    def verify(self, draft: Draft) -> list[int]:
+        """Return what the engine emits for a draft: the accepted path, and the token sampled after it."""
         position = len(self.emitted)
         end = next(end for end in self._ends if end > position)
-        num_accepted = 0
-        for token in draft_token_ids[: end - position]:
-            if token != self.tokens[position + num_accepted]:
-                break
-            num_accepted += 1
-        bonus = self.tokens[position + num_accepted : min(position + num_accepted + 1, end)]
-        return draft_token_ids[:num_accepted] + bonus
+        accepted, last = position, -1
+        for node, (token, parent) in enumerate(zip(draft.draft_token_ids, draft.parents, strict=True)):
+            if parent == last and accepted < end and token == self.tokens[accepted]:
+                accepted, last = accepted + 1, node
+        return self.tokens[position : min(accepted + 1, end)]
 
     def environment(self) -> list[int]:
         """Return the environment tokens that come next, if any."""
@@ -307,11 +313,14 @@ class _Logged:
 class _BatchRun:
     """One batch while it runs."""
 
-    def __init__(self, batch: _Batch, drafter: Drafter, policy: BudgetPolicy, clock: _Clock, name: str) -> None:
+    def __init__(
+        self, batch: _Batch, drafter: Drafter, policy: BudgetPolicy, clock: _Clock, name: str, shape: Shape
+    ) -> None:
         self._batch = batch
         self._drafter = drafter
         self._policy = policy
         self._clock = clock
+        self._shape: Shape = shape
         self._finished: list[AcceptanceCounters] = []
         self._num_steps = 0
         self._longest = 0
@@ -348,11 +357,14 @@ class _BatchRun:
     def _turn(self, requests: list[_Logged], num_running: int) -> int:
         start_s = time.perf_counter()
         drafts = plan_step(
-            self._drafter, [r.request_id for r in requests], policy=self._policy, num_running=num_running
+            self._drafter,
+            [request.request_id for request in requests],
+            policy=self._policy,
+            num_running=num_running,
+            shape=self._shape,
         )
-        proposed = [drafts[request.request_id].draft_token_ids for request in requests]
         self._clock.add("plan", start_s, len(requests))
-        emitted = [request.verify(draft) for request, draft in zip(requests, proposed, strict=True)]
+        emitted = [request.verify(drafts[request.request_id]) for request in requests]
         start_s = time.perf_counter()
         self._drafter.extend_batch({request.request_id: ids for request, ids in zip(requests, emitted, strict=True)})
         self._clock.add("extend", start_s, len(requests))

@@ -79,6 +79,13 @@ _NOTHING_SAVED = 0.01  # a smaller share of the target forwards is called nothin
     help="step: all running requests draft, then all extend, as engines work. lockstep: one request after the other.",
 )
 @click.option(
+    "--shape",
+    type=click.Choice(["chain", "tree"]),
+    default="chain",
+    show_default=True,
+    help="tree: drafts with several tokens at one position, for engines that verify them; caps count all tokens.",
+)
+@click.option(
     "--window-epochs",
     metavar="N",
     type=int,
@@ -100,6 +107,7 @@ def replay(
     min_survival: float | None,
     group_size: int,
     order: Any,
+    shape: Any,
     window_epochs: int,
     max_bytes: int,
 ) -> None:
@@ -114,7 +122,7 @@ def replay(
     \b
     Keys of --json:
       logs, partial (true after Ctrl-C), num_bad_rows
-      settings            {policy, group_size, order, window_epochs, max_bytes, num_rollouts}
+      settings            {policy, group_size, order, shape, window_epochs, max_bytes, num_rollouts}
       is_complete         the whole log was replayed
       total               figures of everything
       batches             figures of each batch, with training_step (null: not known), group (from 0), is_complete
@@ -143,7 +151,9 @@ def replay(
     try:
         with reading(logs, tokenizer=tokenizer, skip_bad=skip_bad, bad_rows=bad_rows) as records:
             rollouts = (record.rollout for record in records)
-            run = Replay(rollouts, policy=policy, group_size=group_size, order=order, drafter=Drafter(history))
+            run = Replay(
+                rollouts, policy=policy, group_size=group_size, order=order, shape=shape, drafter=Drafter(history)
+            )
         bad_rows.warn()
         with progress_bar("replaying", MofNCompleteColumn(), TextColumn("tokens")) as progress:
             run.run(progress=progress)

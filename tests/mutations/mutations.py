@@ -7,6 +7,7 @@ TREE = "das/_tree.pyx"
 ARRAYS = "das/_tree_arrays.pxd"
 MEMORY = "das/_tree_arrays.pyx"
 DRAFT = "das/_draft.pyx"
+DRAFT_TREE = "das/_draft_tree.pyx"
 LIVE = "das/_live_requests.pyx"
 RECORD = "das/prompt_record.py"
 HISTORY = "das/history.py"
@@ -41,7 +42,8 @@ TESTS = {
         "test_details.py",
     ),
     DRAFT: DRAFT_TESTS,
-    LIVE: DRAFT_TESTS,
+    DRAFT_TREE: ("test_draft_tree.py",),
+    LIVE: (*DRAFT_TESTS, "test_draft_tree.py"),
     RECORD: HISTORY_TESTS,
     HISTORY: HISTORY_TESTS,
     BUDGET: ("test_budget.py",),
@@ -181,15 +183,15 @@ MUTATIONS = [
     Mutation(MEMORY, "memory-of-leaves-not-told", " + tree.leaf_parent_capacity * sizeof(uint32_t)\n", "\n",
              "memory_bytes counts every array"),
     # ------------------------------------------------------------------------------------------------ the rule
-    Mutation(DRAFT, "longest-context-ignored", "if order > cursor.num_orders:", "if order >= cursor.num_orders:",
+    Mutation(DRAFT, "longest-context-ignored", "if ORDERS[level] <= num_orders[tree] and", "if ORDERS[level] < num_orders[tree] and",
              "a context of all tokens so far counts"),
     Mutation(DRAFT, "other-orders", "[1, 2, 3, 4, 6, 8, 12, 16]", "[1, 2, 3, 4, 6, 8, 12, 15]",
              "contexts of 16 tokens are asked"),
     Mutation(DRAFT, "total-of-one-class", "<double>found.total[RUNNING] + found.total[HISTORY]",
              "<double>found.total[HISTORY]", "running evidence counts as much"),
-    Mutation(DRAFT, "only-top-children-counted", "if evidence.top_count[level] == evidence.total[level]:",
-             "if evidence.top_count[level] <= evidence.total[level]:", "other candidates have counts in a context too"),
-    Mutation(DRAFT, "blend-weight", "1.0 / (evidence.total[level] + KAPPA)", "1.0 / (evidence.total[level] + 1.0)",
+    Mutation(DRAFT, "only-top-children-counted", "if level.top_count == level.total:",
+             "if level.top_count <= level.total:", "other candidates have counts in a context too"),
+    Mutation(DRAFT, "blend-weight", "1.0 / (level.total + KAPPA)", "1.0 / (level.total + 1.0)",
              "P stays a probability"),
     Mutation(DRAFT, "ties-to-the-longer-context", "if estimate > probability:", "if estimate >= probability:",
              "of equals the shorter context's candidate is taken"),
@@ -197,8 +199,8 @@ MUTATIONS = [
              "tokens that both classes continued with have cells of their own"),
     Mutation(DRAFT, "cell-bin-moved", "(log(clipped / (1.0 - clipped)) + 4.0)", "(log(clipped / (1.0 - clipped)) + 4.2)",
              "bins divide the logits of [-4, 4]"),
-    Mutation(DRAFT, "prior-not-the-blend", "(hits[asked.cell] + PRIOR_STRENGTH * probability)",
-             "(hits[asked.cell] + PRIOR_STRENGTH * 0.5)", "a cell without evidence trusts P"),
+    Mutation(DRAFT, "prior-not-the-blend", "(hits[cell] + PRIOR_STRENGTH * probability)",
+             "(hits[cell] + PRIOR_STRENGTH * 0.5)", "a cell without evidence trusts P"),
     Mutation(DRAFT, "price-of-one-token", "chain.path * rate < chain.min_survival", "rate < chain.min_survival",
              "the price is compared with the whole chain's survival"),
     Mutation(DRAFT, "price-itself-refused", "chain.path * rate < chain.min_survival", "chain.path * rate <= chain.min_survival",
@@ -207,9 +209,23 @@ MUTATIONS = [
              "request.num_drafted + 1 == chain.max_draft_tokens or", "the cap is how many may be drafted"),
     Mutation(DRAFT, "stop-not-asked", "    request.num_asked += 1\n    rate =", "    request.num_asked = request.num_drafted\n    rate =",
              "the prediction asked for but not drafted is scored too"),
+    # ------------------------------------------------------------------------------------------------ trees
+    Mutation(DRAFT_TREE, "siblings-overlap", "        left -= probability\n", "",
+             "a sibling's probability is that of its coming if none before it does"),
+    Mutation(DRAFT_TREE, "siblings-claim-too-much", "        left -= rates[i]\n", "",
+             "siblings share what the more probable ones leave"),
+    Mutation(DRAFT_TREE, "tree-of-the-later-offer", "one.number < other.number", "one.number > other.number",
+             "of equal offers the earlier one is taken"),
+    Mutation(DRAFT_TREE, "first-child-drafted-first", "            1, ranked, probabilities, num_ranked, most)",
+             "            0, ranked, probabilities, num_ranked, most)", "the chain's choice stays first"),
+    Mutation(DRAFT_TREE, "sibling-scored-after-a-hit", "token_ids[accepted]):\n                break\n",
+             "token_ids[accepted]):\n                pass\n", "a sibling answers only where those before it missed"),
+    Mutation(DRAFT_TREE, "unverified-node-accepted", "for node in range(position, num_verified):",
+             "for node in range(position, request_nodes):".replace("request_nodes", "MAX_DRAFT"),
+             "what the engine did not verify cannot be accepted"),
     # ------------------------------------------------------------------------------------------------ feedback
-    Mutation(DRAFT, "scored-beyond-first-miss", "            break\n        hits[request.asked[i].cell]",
-             "            continue\n        hits[request.asked[i].cell]", "behind a miss a prediction answered another question"),
+    Mutation(DRAFT, "scored-beyond-first-miss", "misses, token_ids[i]):\n            break\n",
+             "misses, token_ids[i]):\n            continue\n", "behind a miss a prediction answered another question"),
     Mutation(LIVE, "unverified-scored", "        request.num_asked = min(request.num_asked, <int32_t>num_verified + 1)\n",
              "", "what the engine did not verify has no answer"),
     Mutation(LIVE, "accepted-beyond-verified", "accepted < min(num_verified, n)", "accepted < min(request.num_asked, n)",
