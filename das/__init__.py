@@ -22,7 +22,7 @@ from das.latency import LatencyEstimator, LatencyFit, LatencyModel, fit_latency
 from das.latency_presets import LatencyPreset, latency_preset
 from das.metrics import AcceptanceCounters, summarise
 from das.rollout import Rollout, prompt_key
-from das.step import plan_step
+from das.step import StepDrafts, plan_step
 
 __version__ = "0.1.0"
 
@@ -44,6 +44,7 @@ __all__ = [
     "Rollout",
     "RolloutHistory",
     "RunningRequests",
+    "StepDrafts",
     "SuffixTree",
     "ThroughputBudget",
     "UnlimitedBudget",

@@ -114,6 +114,19 @@ cdef class DraftTree(Draft):
         return f"DraftTree(draft_token_ids={self.draft_token_ids}, parents={self.parents}, survival=[{survival}])"
 
 
+def expected_accepted(DraftBatch batch not None):
+    """Return how many requests are expected to accept their draft token j, for each j below the batch's width.
+
+    Complexity: O(tokens).
+    """
+    cdef Py_ssize_t i, j
+    accepted = [0.0] * batch.width
+    for i in range(batch.num_requests):
+        for j in range(batch.num_tokens[i]):
+            accepted[j] += batch.survival[i * batch.width + j]
+    return accepted
+
+
 def drafts_of(DraftBatch batch not None):
     """Return the batch's drafts, one Draft or DraftTree a row."""
     cdef Py_ssize_t row

@@ -416,7 +416,6 @@ cdef class LiveRequests:
     def clip(self, const int64_t[::1] rows not None, DraftBatch batch not None, Py_ssize_t max_tokens):
         """Cut the batch to `max_tokens` draft tokens in all, the least likely first; ties: the later row first."""
         cdef Py_ssize_t i, j
-        cdef Request* request
         total = sum([batch.num_tokens[i] for i in range(batch.num_requests)])
         if total <= max_tokens:
             return
@@ -427,7 +426,20 @@ cdef class LiveRequests:
             batch.num_tokens[i] = 0
         for _, j, i in ranked[:max_tokens]:
             batch.num_tokens[i] = max(batch.num_tokens[i], <int32_t>j + 1)
+        self._record(rows, batch)
+
+    def cut(self, const int64_t[::1] rows not None, DraftBatch batch not None, Py_ssize_t width):
+        """Cut each draft of the batch to `width` tokens."""
+        cdef Py_ssize_t i
+        for i in range(batch.num_requests):
+            batch.num_tokens[i] = min(batch.num_tokens[i], <int32_t>width)
+        self._record(rows, batch)
+
+    cdef void _record(self, const int64_t[::1] rows, DraftBatch batch) noexcept:
+        """The rows' pending drafts are as long as the batch says now."""
+        cdef Py_ssize_t i
+        cdef Request* request
         for i in range(batch.num_requests):
             request = &self.requests[rows[i]]
-            request.num_drafted = batch.num_tokens[i]
+            request.num_drafted = min(request.num_drafted, batch.num_tokens[i])
             request.num_asked = min(request.num_asked, batch.num_tokens[i] + 1)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NoReturn, get_args
 
 import numpy as np
 
 from das._draft_tree import MAX_CHILDREN_OF_NODE
-from das._drafts import Draft, DraftBatch, drafts_of
+from das._drafts import Draft, DraftBatch, drafts_of, expected_accepted
 from das._live_requests import EmittedTokens, LiveRequests
 from das._token_ids import token_id_array
 from das.budget import RunningRequests, caps_array, prices_array
@@ -182,6 +182,7 @@ class Drafter:
         max_batch_draft_tokens: int | None = None,
         shape: Shape = "chain",
         max_children: int = MAX_CHILDREN_OF_NODE,
+        choose_width: Callable[[list[float]], int] | None = None,
     ) -> dict[str, Draft]:
         """Draft for requests under given caps and prices. `plan_step` is the usual way in.
 
@@ -191,7 +192,10 @@ class Drafter:
             min_survival: one price a request, any number (inf: draft nothing); float64 arrays are read fastest.
             max_batch_draft_tokens: limit for the sum; the least likely tokens are cut. None: no limit.
             shape: "chain", or "tree" for engines that verify trees: DraftTrees, whose caps count all tokens.
-            max_children: of a tree, the most tokens that follow one, 1..3.
+            max_children: of a tree, the most tokens that follow one, 1..4.
+            choose_width: to how many tokens all drafts are cut, in view of what is expected: it is told how many
+                requests should accept their draft token j, for each j. None: they are not cut. If it raises, they are
+                empty.
 
         Returns:
             one Draft a request, in the order given. It replaces the request's pending draft.
@@ -220,6 +224,12 @@ class Drafter:
             batch: DraftBatch = self._table.draft(
                 rows, caps, prices, max_children=max_children if shape == "tree" else 0
             )
+            if choose_width is not None:
+                width = 0
+                try:
+                    width = choose_width(expected_accepted(batch))
+                finally:
+                    self._table.cut(rows, batch, width)
             if max_batch_draft_tokens is not None:
                 self._table.clip(rows, batch, max_batch_draft_tokens)
             return dict(zip(request_ids, drafts_of(batch), strict=True))

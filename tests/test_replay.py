@@ -154,7 +154,7 @@ def test_batches_groups_and_steps():
     assert shape == [(None, 0, 1), (3, 0, 4), (3, 1, 3), (3, 2, 1), (7, 0, 1)]
     assert [batch.summary()["num_requests"] for batch in result.batches] == [1, 4, 3, 1, 1]
     assert result.settings == {
-        "policy": repr(ThroughputBudget()), "group_size": 2, "order": "step", "shape": "chain",
+        "policy": repr(ThroughputBudget()), "group_size": 2, "order": "step", "shape": "chain", "widths": None,
         "window_epochs": 4, "max_bytes": 8 << 30, "num_rollouts": 10,
     }  # fmt: skip
     assert replay(log).settings["group_size"] == 8

@@ -132,6 +132,15 @@ def test_json_is_what_the_library_returns(log: Path, capsys: pytest.CaptureFixtu
     assert found["settings"]["policy"] == "PriceBudget(max_draft_tokens=4, min_survival=0.3)"
 
 
+def test_widths_and_their_padding(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--policy", "fixed", "--max-draft-tokens", 2, "--shape", "tree", "--widths", "0,3")
+    output = " ".join(replayed(capsys, log, *options).split())
+    assert "shape tree, widths [0, 3]," in output
+    padded = json.loads(replayed(capsys, log, "--json", *options))["total"]["num_padded_tokens"]
+    assert f"Padding: {padded:,} tokens, verified beside the drafted ones as a batch has one width" in output
+    assert "Padding" not in replayed(capsys, log)
+
+
 def test_help_documents_every_key(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(replayed(capsys, log, "--json"))
     explained = re.findall(r"\w+", replayed(capsys, "--help"))
@@ -197,6 +206,9 @@ def test_latency_by_preset_or_coefficients(
         (["--max-draft-tokens", "65"], r"max_draft_tokens is 65; it must be 0 <= max_draft_tokens <= 64\."),
         (["--policy", "price", "--min-survival", "nan"], r"min_survival is nan; it must be 0 <= min_survival <= 1\."),
         (["--group-size", "0"], r"Invalid value for '--group-size': 0 is not in the range x>=1\."),
+        (["--widths", "3,3"], r"Invalid value for '--widths': widths\[1\] is 3 after 3; widths must ascend\."),
+        (["--widths", "3,x"], r"Invalid value for '--widths': '3,x' is not a list of ints, like 0,3,7,15\."),
+        (["--widths", "0,3", "--order", "lockstep"], r"--widths goes with --order step, where requests share a pass\."),
         (["--window-epochs", "0"], r"window_epochs is 0; it must be at least 1\."),
         (["--max-bytes", "-1"], r"max_bytes is -1; it must be 0 <= max_bytes < 2\*\*62\."),
         (["--order", "nope"], r"Invalid value for '--order': 'nope' is not one of 'step', 'lockstep'\."),

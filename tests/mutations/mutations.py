@@ -13,6 +13,7 @@ RECORD = "das/prompt_record.py"
 HISTORY = "das/history.py"
 BUDGET = "das/budget.py"
 LATENCY = "das/latency.py"
+STEP = "das/step.py"
 
 TREE_TESTS = ("test_suffix_tree.py", "test_suffix_tree_machine.py", "test_suffix_tree_laws.py")
 HISTORY_TESTS = (
@@ -27,6 +28,7 @@ DRAFT_TESTS = (
     "test_extend_batch.py",
     "test_confidence.py",
     "test_step.py",
+    "test_widths.py",
     "test_details.py",
     "test_drafting_rule.py",
     "test_drafter_errors.py",
@@ -46,7 +48,8 @@ TESTS = {
     LIVE: (*DRAFT_TESTS, "test_draft_tree.py"),
     RECORD: HISTORY_TESTS,
     HISTORY: HISTORY_TESTS,
-    BUDGET: ("test_budget.py",),
+    BUDGET: ("test_budget.py", "test_widths.py"),
+    STEP: ("test_step.py", "test_widths.py"),
     LATENCY: ("test_latency.py",),
 }
 
@@ -310,6 +313,14 @@ MUTATIONS = [
              "a decode step emits what was accepted and the bonus token"),
     Mutation(BUDGET, "part-of-a-batch-timed", "is_whole = 0 < num_requests == requests.num_running", "is_whole = num_requests > 0",
              "the time of a pass belongs to all its tokens"),
+    Mutation(BUDGET, "width-of-the-ids-given", "self.latency.step_ms(num_running * (1 + width),",
+             "self.latency.step_ms(num_requests * (1 + width),", "the whole batch is padded"),
+    Mutation(BUDGET, "padding-takes-no-time", "int(np.sum(drafted)) if padded is None else num_steps * padded",
+             "int(np.sum(drafted))", "the pass verified the padding, too"),
+    Mutation(LIVE, "cut-without-record", "<int32_t>width)\n        self._record(rows, batch)\n", "<int32_t>width)\n",
+             "what was cut is not pending"),
+    Mutation(STEP, "padding-beyond-the-limit", "if width * len(running) <= self._max_tokens", "if width <= self._max_tokens",
+             "padding takes its part of the batch's limit"),
     Mutation(LATENCY, "negative-coefficient", "determinant <= _SINGULAR or min(best) < 0:", "determinant <= _SINGULAR:",
              "no coefficient is below 0"),
     Mutation(LATENCY, "spike-learned", "            self.num_outliers += 1\n            return\n", "            self.num_outliers += 1\n",
