@@ -23,6 +23,7 @@ from bench.sides import MAX_DRAFT_TOKENS, create
 
 POINTS = (1, 2, 4, 6, 8, 10)
 PRICES = (0.8, 0.5, 0.3, 0.15, 0.08, 0.03, 0.015, 0)
+LOW_PRICES = (0.03, 0.015, 0.008, 0)  # where up to 64 tokens may be drafted
 FACTORS = (0.125, 0.25, 0.5, 1, 2, 4)
 CAPS = (1, 2, 4, 8, 16)
 BATCHES = (0, 128, 16, 1)  # 0: the requests that run; else the self-tuned price is that of a batch of this size
@@ -52,6 +53,10 @@ FAMILIES = {
         Family("das:price", "min_survival", PRICES),
         Family("das:throughput", "num_running", BATCHES),
         Family("das:fixed", "max_draft_tokens", CAPS),
+        Family("das-tree:price", "min_survival", PRICES),
+        Family("das-tree:long-price", "min_survival", LOW_PRICES),
+        Family("das-tree:throughput", "num_running", BATCHES),
+        Family("das-tree:fixed", "max_draft_tokens", CAPS),
         Family("suffix_decoding", "factor", FACTORS),
         Family("arctic", "factor", FACTORS),
         Family("arctic_depth24", "factor", FACTORS),

@@ -11,11 +11,13 @@ import das
 from bench import peers
 from bench.rollouts import Tokens
 from das.budget import BudgetPolicy, FloatArray, IntArray
+from das.drafter import Shape
 
 Draft = list[int] | tuple[list[int], list[int]]
 """A chain; or a tree: its tokens, and the index of each token's parent, -1 for the end of the context."""
 
 MAX_DRAFT_TOKENS = 16
+LONGEST_DRAFT_TOKENS = 64
 
 
 class Side(Protocol):
@@ -44,10 +46,11 @@ class Side(Protocol):
 
 
 class Das:
-    """das: a history, a drafter, `plan_step` and `extend_batch`."""
+    """das: a history, a drafter, `plan_step` and `extend_batch`; drafts are chains, or trees."""
 
-    def __init__(self, policy: BudgetPolicy) -> None:
+    def __init__(self, policy: BudgetPolicy, shape: Shape = "chain") -> None:
         self._policy = policy
+        self._shape = shape
         self._history = das.RolloutHistory(max_bytes=1 << 40)
         self._drafter = das.Drafter(self._history)
 
@@ -55,6 +58,7 @@ class Das:
         """The policy, and versions."""
         return {
             "policy": repr(self._policy),
+            "shape": self._shape,
             "window_epochs": self._history.window_epochs,
             "das": das.__version__,
             "numpy": version("numpy"),
@@ -78,7 +82,9 @@ class Das:
 
     def draft(self, names: Sequence[str], num_running: int) -> Sequence[Draft]:
         """Plan the step and read the drafts."""
-        drafts = das.plan_step(self._drafter, names, policy=self._policy, num_running=num_running)
+        drafts = das.plan_step(self._drafter, names, policy=self._policy, num_running=num_running, shape=self._shape)
+        if self._shape == "tree":
+            return [(drafts[name].draft_token_ids, drafts[name].parents) for name in names]
         return [drafts[name].draft_token_ids for name in names]
 
     def extend(self, tokens: Mapping[str, list[int]]) -> None:
@@ -155,8 +161,10 @@ class OfPeer:
         self._peer.finish(name)
 
 
+_SHAPES: dict[str, Shape] = {"das": "chain", "das-tree": "tree"}
 _POLICIES: dict[str, Callable[[float], BudgetPolicy]] = {
     "price": lambda value: das.PriceBudget(min_survival=value, max_draft_tokens=MAX_DRAFT_TOKENS),
+    "long-price": lambda value: das.PriceBudget(min_survival=value, max_draft_tokens=LONGEST_DRAFT_TOKENS),
     "fixed": lambda value: das.FixedBudget(int(value)),
     "throughput": lambda value: PinnedBatch(int(value)),
 }
@@ -164,9 +172,9 @@ _POLICIES: dict[str, Callable[[float], BudgetPolicy]] = {
 
 def create(side: str, *, cap: int = MAX_DRAFT_TOKENS, **settings: object) -> Side:
     """Make a side: a peer's name with its settings, or das with a policy: `das:price=0.15`, `das:fixed=8`,
-    `das:throughput=128` (self-tuned for that many running requests; 0: those that run)."""
+    `das:throughput=128` (self-tuned for that many running requests; 0: those that run). `das-tree:` drafts trees."""
     name, _, policy = side.partition(":")
-    if name != "das":
+    if name not in _SHAPES:
         return OfPeer(side, cap, settings)
     kind, _, value = policy.partition("=")
-    return Das(_POLICIES[kind](float(value)))
+    return Das(_POLICIES[kind](float(value)), _SHAPES[name])

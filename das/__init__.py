@@ -4,7 +4,7 @@
 gives each request a draft budget. Importing it needs numpy only; the offline wing is `das.analysis`.
 """
 
-from das._live_requests import Draft
+from das._drafts import Draft, DraftTree
 from das._suffix_tree import SuffixTree
 from das.budget import (
     BudgetPolicy,
@@ -22,7 +22,7 @@ from das.latency import LatencyEstimator, LatencyFit, LatencyModel, fit_latency
 from das.latency_presets import LatencyPreset, latency_preset
 from das.metrics import AcceptanceCounters, summarise
 from das.rollout import Rollout, prompt_key
-from das.step import plan_step
+from das.step import StepDrafts, plan_step
 
 __version__ = "0.1.0"
 
@@ -31,6 +31,7 @@ __all__ = [
     "BudgetPolicy",
     "Confidence",
     "Draft",
+    "DraftTree",
     "Drafter",
     "FixedBudget",
     "HistoryStatistics",
@@ -43,6 +44,7 @@ __all__ = [
     "Rollout",
     "RolloutHistory",
     "RunningRequests",
+    "StepDrafts",
     "SuffixTree",
     "ThroughputBudget",
     "UnlimitedBudget",

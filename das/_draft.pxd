@@ -10,6 +10,7 @@ cdef enum:
     NUM_TREES = 2
     MAX_LEVELS = NUM_TREES * NUM_ORDERS
     MAX_DRAFT = 64              # the longest draft a budget may ask for
+    MAX_CHILDREN = 4            # branches that a tree draft may have at one position
     GROUP_SIZE = 16             # enough for a memory access to finish while the others are served
     NUM_RATES = 1024            # bins of the calibrated probability on [0, 1]
     NUM_FIGURES = 3             # of each: predictions, hits, sum of the probabilities
@@ -25,6 +26,12 @@ cdef struct Prediction:
     int32_t cell
     float rate                  # the calibrated probability that it is right if all before it are
 
+cdef struct Branches:           # a pending draft that is a tree; position 0 is the end of the context, j + 1 behind node j
+    int32_t[MAX_DRAFT] token_ids
+    int32_t[MAX_DRAFT] parents  # the node before, an earlier one; -1: none
+    int32_t[MAX_DRAFT + 1] num_asked    # predictions at each position, the most probable first
+    Prediction[(MAX_DRAFT + 1) * MAX_CHILDREN] asked
+
 cdef struct OpenSequence:
     Tree* tree
     int32_t slot
@@ -33,7 +40,9 @@ cdef struct Request:
     int32_t num_trees           # 0: this slot is free; 1: only the prompt's; 2: the common one, too
     OpenSequence[NUM_TREES] grows   # the same tokens, in each tree
     int32_t num_drafted         # tokens of the pending draft
-    int32_t num_asked           # its predictions: one more where drafting stopped of its own accord
+    int32_t num_asked           # its predictions: one more where drafting stopped of its own accord; a tree's positions
+    bint is_tree                # the pending draft and its predictions are in `branches`, not in `asked`
+    Branches* branches          # NULL until the first tree
     Prediction[MAX_DRAFT + 1] asked
     int64_t num_prompt          # tokens
     int64_t max_total           # prompt and response tokens together
@@ -58,6 +67,7 @@ cdef struct Evidence:           # what the contexts of one position say, the wea
 cdef struct Chain:              # a draft being made
     Request* request
     int32_t* token_ids
+    int32_t* parents            # of a tree
     double* survival
     int32_t max_draft_tokens
     double min_survival
@@ -65,6 +75,13 @@ cdef struct Chain:              # a draft being made
     Cursor[NUM_TREES] cursors
     Evidence evidence
 
+cdef int32_t begin_group(Chain* chains, int32_t num_chains, int32_t* active) noexcept nogil
+cdef void gather_group(Chain* chains, const int32_t* active, int32_t num_active) noexcept nogil
+cdef double blend(Chain* chain, int32_t token) noexcept nogil
+cdef int32_t cell_of(Chain* chain, int32_t token, double probability) noexcept nogil
+cdef double hit_rate(const double* hits, const double* misses, int32_t cell, double probability) noexcept nogil
+cdef bint learn(const Prediction* prediction, double* hits, double* misses, double* histogram,
+                int32_t token) noexcept nogil
 cdef void draft_group(Chain* chains, int32_t num_chains, const double* hits, const double* misses) noexcept nogil
 cdef void score(Request* request, double* hits, double* misses, double* histogram, const int32_t* token_ids,
                 int64_t num_tokens) noexcept nogil

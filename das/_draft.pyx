@@ -95,7 +95,7 @@ cdef double _count_at(Chain* chain, const Level* level, int32_t token) noexcept 
     return WEIGHTS[level.tree] * (<double>count[RUNNING] + count[HISTORY])
 
 
-cdef int32_t _cell(Chain* chain, int32_t token, double probability) noexcept nogil:
+cdef int32_t cell_of(Chain* chain, int32_t token, double probability) noexcept nogil:
     """The calibration cell of a prediction: who ever continued the last token so, and the bin of the logit."""
     cdef uint32_t[2] count
     cdef int32_t source = 3
@@ -111,6 +111,21 @@ cdef int32_t _cell(Chain* chain, int32_t token, double probability) noexcept nog
     return source * NUM_BINS + min(max(bin_, 0), NUM_BINS - 1)
 
 
+cdef double blend(Chain* chain, int32_t token) noexcept nogil:
+    """P of a token: all contexts' evidence, each correcting the weaker ones."""
+    cdef double estimate = FIRST_ESTIMATE
+    cdef int32_t level
+    for level in range(chain.evidence.num_levels):
+        estimate = ((_count_at(chain, &chain.evidence.levels[level], token) + KAPPA * estimate)
+                    * chain.evidence.levels[level].share)
+    return estimate
+
+
+cdef double hit_rate(const double* hits, const double* misses, int32_t cell, double probability) noexcept nogil:
+    """The calibrated probability of a prediction."""
+    return (hits[cell] + PRIOR_STRENGTH * probability) / (hits[cell] + misses[cell] + PRIOR_STRENGTH)
+
+
 cdef double _best(Chain* chain, Prediction* best) noexcept nogil:
     """The most probable next token and its P. Ties go to the shorter context's candidate."""
     cdef Evidence* evidence = &chain.evidence
@@ -123,14 +138,11 @@ cdef double _best(Chain* chain, Prediction* best) noexcept nogil:
             if evidence.levels[other].top_token == token:
                 break
         else:
-            estimate = FIRST_ESTIMATE
-            for other in range(evidence.num_levels):
-                estimate = ((_count_at(chain, &evidence.levels[other], token) + KAPPA * estimate)
-                            * evidence.levels[other].share)
+            estimate = blend(chain, token)
             if estimate > probability:
                 probability = estimate
                 best.token = token
-    best.cell = _cell(chain, best.token, probability)
+    best.cell = cell_of(chain, best.token, probability)
     return probability
 
 # ------------------------------------------------------------------------------------------------ a group of chains
@@ -142,26 +154,10 @@ cdef void draft_group(Chain* chains, int32_t num_chains, const double* hits, con
     side by side. So all go through the same stage together, and every stage asks for what the next one will read.
     """
     cdef int32_t[GROUP_SIZE] active
-    cdef int32_t i, tree, num_active, num_left
-    cdef Chain* chain
-    num_active = _begin(chains, num_chains, active)
+    cdef int32_t i, num_left
+    cdef int32_t num_active = begin_group(chains, num_chains, active)
     while num_active > 0:
-        for i in range(num_active):
-            chain = &chains[active[i]]
-            for tree in range(chain.request.num_trees):
-                prefetch_places(chain.request.grows[tree].tree, chain.cursors[tree].places, chain.cursors[tree].num_orders)
-        for i in range(num_active):
-            chain = &chains[active[i]]
-            for tree in range(chain.request.num_trees):
-                prefetch_text(chain.request.grows[tree].tree, chain.cursors[tree].places, chain.cursors[tree].num_orders)
-        for i in range(num_active):
-            chain = &chains[active[i]]
-            _gather(chain)
-            if chain.evidence.num_levels > 0:   # the longest context's candidate mostly wins
-                for tree in range(chain.request.num_trees):
-                    prefetch_steps(chain.request.grows[tree].tree, chain.cursors[tree].places,
-                                   chain.cursors[tree].num_orders,
-                                   chain.evidence.levels[chain.evidence.num_levels - 1].top_token)
+        gather_group(chains, active, num_active)
         num_left = 0
         for i in range(num_active):
             if _draft_token(&chains[active[i]], hits, misses):
@@ -170,8 +166,30 @@ cdef void draft_group(Chain* chains, int32_t num_chains, const double* hits, con
         num_active = num_left
 
 
-cdef int32_t _begin(Chain* chains, int32_t num_chains, int32_t* active) noexcept nogil:
-    """Set the cursors to the ends of the sequences; return how many chains shall be drafted, and which."""
+cdef void gather_group(Chain* chains, const int32_t* active, int32_t num_active) noexcept nogil:
+    """Read the evidence at the chains' cursors, and ask for what tells their candidates' counts."""
+    cdef int32_t i, tree
+    cdef Chain* chain
+    for i in range(num_active):
+        chain = &chains[active[i]]
+        for tree in range(chain.request.num_trees):
+            prefetch_places(chain.request.grows[tree].tree, chain.cursors[tree].places, chain.cursors[tree].num_orders)
+    for i in range(num_active):
+        chain = &chains[active[i]]
+        for tree in range(chain.request.num_trees):
+            prefetch_text(chain.request.grows[tree].tree, chain.cursors[tree].places, chain.cursors[tree].num_orders)
+    for i in range(num_active):
+        chain = &chains[active[i]]
+        _gather(chain)
+        if chain.evidence.num_levels > 0:   # the longest context's candidate mostly wins
+            for tree in range(chain.request.num_trees):
+                prefetch_steps(chain.request.grows[tree].tree, chain.cursors[tree].places,
+                               chain.cursors[tree].num_orders,
+                               chain.evidence.levels[chain.evidence.num_levels - 1].top_token)
+
+
+cdef int32_t begin_group(Chain* chains, int32_t num_chains, int32_t* active) noexcept nogil:
+    """Drop the pending drafts, set the cursors to the ends of the sequences; return how many to draft for, and which."""
     cdef int32_t i, tree
     cdef int32_t num_active = 0
     cdef Request* request
@@ -179,6 +197,7 @@ cdef int32_t _begin(Chain* chains, int32_t num_chains, int32_t* active) noexcept
         request = chains[i].request
         request.num_drafted = 0
         request.num_asked = 0
+        request.is_tree = False
         if chains[i].min_survival <= 1.0:       # else nothing can be worth it: do not even look
             for tree in range(request.num_trees):
                 prefetch_sequence(request.grows[tree].tree, request.grows[tree].slot)
@@ -210,7 +229,7 @@ cdef bint _draft_token(Chain* chain, const double* hits, const double* misses) n
         return False
     probability = _best(chain, asked)
     request.num_asked += 1
-    rate = (hits[asked.cell] + PRIOR_STRENGTH * probability) / (hits[asked.cell] + misses[asked.cell] + PRIOR_STRENGTH)
+    rate = hit_rate(hits, misses, asked.cell, probability)
     asked.rate = <float>rate
     if request.num_drafted == chain.max_draft_tokens or chain.path * rate < chain.min_survival:
         return False
@@ -230,14 +249,14 @@ cdef void score(Request* request, double* hits, double* misses, double* histogra
     cdef int64_t i
     cdef bint was_hit = True
     for i in range(min(num_tokens, <int64_t>request.num_asked)):
-        was_hit = request.asked[i].token == token_ids[i]
-        _learn(&request.asked[i], was_hit, hits, misses, histogram)
-        if not was_hit:
+        if not learn(&request.asked[i], hits, misses, histogram, token_ids[i]):
             break
 
 
-cdef void _learn(const Prediction* prediction, bint was_hit, double* hits, double* misses,
-                 double* histogram) noexcept nogil:
+cdef bint learn(const Prediction* prediction, double* hits, double* misses, double* histogram,
+                int32_t token) noexcept nogil:
+    """Teach the cell of a prediction whose context came true what came then; True where it was right."""
+    cdef bint was_hit = prediction.token == token
     cdef double rate = prediction.rate
     cdef double* figures = histogram + NUM_FIGURES * (NUM_RATES - 1)
     if 0.0 <= rate < 1.0:       # cells are plain arrays that a caller may have filled with anything
@@ -251,3 +270,4 @@ cdef void _learn(const Prediction* prediction, bint was_hit, double* hits, doubl
         hits[prediction.cell] += 1.0
     else:
         misses[prediction.cell] += 1.0
+    return was_hit

@@ -8,9 +8,11 @@ from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memset
 
 from das._draft cimport (
-    ACCEPTED, COMMON, DECODE_STEPS, DRAFTED, EMITTED, GROUP_SIZE, MAX_DRAFT, NUM_COUNTERS, NUM_TREES, OWN,
-    VERIFICATION_STEPS, Chain, Request, draft_group, score,
+    ACCEPTED, COMMON, DECODE_STEPS, DRAFTED, EMITTED, GROUP_SIZE, MAX_CHILDREN, MAX_DRAFT, NUM_COUNTERS, NUM_TREES, OWN,
+    VERIFICATION_STEPS, Branches, Chain, Request, draft_group, score,
 )
+from das._draft_tree cimport Search, draft_tree_group, score_tree
+from das._drafts cimport DraftBatch
 from das._suffix_tree cimport SuffixTree
 from das._token_ids cimport TokenIdBuffer
 from das._tree cimport append, prefetch_places, prefetch_sequence, prefetch_steps, reserve
@@ -31,82 +33,6 @@ cdef enum:
     OUT_OF_RANGE = MAX_DRAFT + 1
     MAX_FEEDBACK = 1 << 16      # decode steps; a step of 256 requests is heard by the policy at the next plan_step
     EXTEND_AHEAD = 4            # requests between asking for memory and using it
-
-# ------------------------------------------------------------------------------------------------ drafts
-
-@cython.final
-cdef class DraftBatch:
-    """The drafts of one call, in one block of memory."""
-    cdef int32_t* token_ids
-    cdef double* survival
-    cdef int32_t* num_tokens
-    cdef Py_ssize_t num_requests
-    cdef Py_ssize_t width
-
-    def __cinit__(self, Py_ssize_t num_requests, Py_ssize_t width):
-        self.num_requests = num_requests
-        self.width = width
-        self.token_ids = <int32_t*>malloc(max(1, num_requests * width) * sizeof(int32_t))
-        self.survival = <double*>malloc(max(1, num_requests * width) * sizeof(double))
-        self.num_tokens = <int32_t*>malloc(max(1, num_requests) * sizeof(int32_t))
-        if self.token_ids == NULL or self.survival == NULL or self.num_tokens == NULL:
-            raise MemoryError()
-
-    def __dealloc__(self):
-        free(self.token_ids)
-        free(self.survival)
-        free(self.num_tokens)
-
-
-@cython.final
-@cython.freelist(512)
-cdef class Draft:
-    """A proposed continuation of one request, a chain of tokens. Immutable; made by `plan_step`.
-
-    Two drafts are equal when their tokens are.
-    """
-    cdef DraftBatch _batch
-    cdef Py_ssize_t _row
-
-    def __init__(self):
-        raise TypeError("a Draft is made by plan_step")
-
-    cdef Py_ssize_t _length(self):
-        return 0 if self._batch is None else self._batch.num_tokens[self._row]
-
-    @property
-    def draft_token_ids(self):
-        """The proposed tokens, a new list; empty where nothing is worth verifying. Complexity: O(tokens)."""
-        cdef Py_ssize_t i, n = self._length()
-        if n == 0:
-            return []
-        cdef int32_t* token_ids = self._batch.token_ids + self._row * self._batch.width
-        return [token_ids[i] for i in range(n)]
-
-    @property
-    def survival(self):
-        """survival[j]: probability that draft tokens 0..j are all accepted, a new list. Complexity: O(tokens)."""
-        cdef Py_ssize_t i, n = self._length()
-        if n == 0:
-            return []
-        cdef double* survival = self._batch.survival + self._row * self._batch.width
-        return [survival[i] for i in range(n)]
-
-    def __len__(self):
-        return self._length()
-
-    def __eq__(self, other):
-        return isinstance(other, Draft) and self.draft_token_ids == other.draft_token_ids
-
-    def __hash__(self):
-        return hash(tuple(self.draft_token_ids))
-
-    def __repr__(self):
-        survival = ", ".join(f"{probability:.3g}" for probability in self.survival)
-        return f"Draft(draft_token_ids={self.draft_token_ids}, survival=[{survival}])"
-
-    def __reduce__(self):
-        raise TypeError("a Draft cannot be pickled: send its draft_token_ids")
 
 # ------------------------------------------------------------------------------------------------ emitted tokens
 
@@ -178,6 +104,7 @@ cdef class LiveRequests:
     cdef Py_ssize_t num_rows
     cdef list trees             # keeps each row's SuffixTrees alive
     cdef list free_rows
+    cdef Search* searches       # room for a group of trees; NULL until the first
     cdef int64_t* feedback      # (drafted, accepted) of each decode step since `take_feedback`
     cdef int64_t num_feedback
     cdef int64_t feedback_capacity
@@ -201,7 +128,9 @@ cdef class LiveRequests:
         cdef Py_ssize_t row
         for row in range(self.num_rows):
             free(self.requests[row].response)
+            free(self.requests[row].branches)
         free(self.requests)
+        free(self.searches)
         free(self.feedback)
 
     def add(self, SuffixTree tree not None, sequence, *, int64_t num_prompt_tokens, int64_t max_total_tokens,
@@ -245,6 +174,7 @@ cdef class LiveRequests:
     def remove(self, Py_ssize_t row):
         """Forget a request."""
         free(self.requests[row].response)
+        free(self.requests[row].branches)
         memset(&self.requests[row], 0, sizeof(Request))
         self.trees[row] = None
         self.free_rows.append(row)
@@ -360,9 +290,13 @@ cdef class LiveRequests:
         self._make_room_for_feedback()
         self._remember(request, token_ids, n)
         request.num_asked = min(request.num_asked, <int32_t>num_verified + 1)
-        while accepted < min(num_verified, n) and request.asked[accepted].token == token_ids[accepted]:
-            accepted += 1
-        score(request, &self.hits[0, 0], &self.misses[0, 0], &self.histogram[0, 0], token_ids, n)
+        if request.is_tree:
+            accepted = score_tree(request, &self.hits[0, 0], &self.misses[0, 0], &self.histogram[0, 0], token_ids, n,
+                                  num_verified)
+        else:
+            while accepted < min(num_verified, n) and request.asked[accepted].token == token_ids[accepted]:
+                accepted += 1
+            score(request, &self.hits[0, 0], &self.misses[0, 0], &self.histogram[0, 0], token_ids, n)
         for tree in range(request.num_trees):
             append(request.grows[tree].tree, request.grows[tree].slot, token_ids, n)
         request.num_drafted = 0
@@ -419,33 +353,67 @@ cdef class LiveRequests:
                 raise ValueError(f"min_survival[{i}] is nan; it must be a number, the price of a request")
 
     def draft(self, const int64_t[::1] rows not None, const int64_t[::1] max_draft_tokens not None,
-              const double[::1] min_survival not None):
-        """Draft for each row under its cap and price, as `check_budgets` wants them, and return the DraftBatch."""
+              const double[::1] min_survival not None, *, int32_t max_children=0):
+        """Draft for each row under its cap and price, as `check_budgets` wants them, and return the DraftBatch.
+
+        Trees with up to `max_children` branches at a position; 0: chains.
+        """
         cdef Py_ssize_t i, n = rows.shape[0]
         cdef int64_t width = 0
         if max_draft_tokens.shape[0] != n or min_survival.shape[0] != n:
             raise ValueError(f"max_draft_tokens has {max_draft_tokens.shape[0]} entries and min_survival "
                              f"{min_survival.shape[0]}; both must have one a request, {n}")
+        if not 0 <= max_children <= MAX_CHILDREN:
+            raise ValueError(f"max_children is {max_children}; it must be 0 <= max_children <= {MAX_CHILDREN}")
         self.check_budgets(max_draft_tokens, min_survival)
         for i in range(n):
             width = max(width, max_draft_tokens[i])
-        cdef DraftBatch batch = DraftBatch(n, width)
+        cdef DraftBatch batch = DraftBatch(n, width, max_children > 0)
+        if max_children > 0:
+            self._make_room_for_trees(rows, max_children)
+        with nogil:
+            self._draft(rows, max_draft_tokens, min_survival, batch)
+        return batch
+
+    cdef void _draft(self, const int64_t[::1] rows, const int64_t[::1] max_draft_tokens, const double[::1] min_survival,
+                     DraftBatch batch) noexcept nogil:
+        cdef Py_ssize_t i, n = rows.shape[0]
         cdef Chain[GROUP_SIZE] chains
         cdef int32_t in_group = 0
-        with nogil:
-            for i in range(n):
-                chains[in_group].request = &self.requests[rows[i]]
-                chains[in_group].token_ids = batch.token_ids + i * width
-                chains[in_group].survival = batch.survival + i * width
-                chains[in_group].max_draft_tokens = self._cap(rows[i], max_draft_tokens[i])
-                chains[in_group].min_survival = min_survival[i]
-                in_group += 1
-                if in_group == GROUP_SIZE or i == n - 1:
+        for i in range(n):
+            chains[in_group].request = &self.requests[rows[i]]
+            chains[in_group].token_ids = batch.token_ids + i * batch.width
+            chains[in_group].survival = batch.survival + i * batch.width
+            chains[in_group].max_draft_tokens = self._cap(rows[i], max_draft_tokens[i])
+            chains[in_group].min_survival = min_survival[i]
+            if batch.parents != NULL:
+                chains[in_group].parents = batch.parents + i * batch.width
+            in_group += 1
+            if in_group == GROUP_SIZE or i == n - 1:
+                if batch.parents != NULL:
+                    draft_tree_group(chains, self.searches, in_group, &self.hits[0, 0], &self.misses[0, 0])
+                else:
                     draft_group(chains, in_group, &self.hits[0, 0], &self.misses[0, 0])
-                    in_group = 0
-            for i in range(n):
-                batch.num_tokens[i] = self.requests[rows[i]].num_drafted
-        return batch
+                in_group = 0
+        for i in range(n):
+            batch.num_tokens[i] = self.requests[rows[i]].num_drafted
+
+    cdef int _make_room_for_trees(self, const int64_t[::1] rows, int32_t max_children) except -1:
+        cdef Py_ssize_t i
+        cdef Request* request
+        if self.searches == NULL:
+            self.searches = <Search*>malloc(GROUP_SIZE * sizeof(Search))
+            if self.searches == NULL:
+                raise MemoryError()
+        for i in range(GROUP_SIZE):
+            self.searches[i].max_children = max_children
+        for i in range(rows.shape[0]):
+            request = &self.requests[rows[i]]
+            if request.branches == NULL:
+                request.branches = <Branches*>malloc(sizeof(Branches))
+                if request.branches == NULL:
+                    raise MemoryError()
+        return 0
 
     cdef int32_t _cap(self, int64_t row, int64_t max_draft_tokens) noexcept nogil:
         """The budget's cap, lowered so that draft and bonus token fit into the request's total."""
@@ -455,7 +423,6 @@ cdef class LiveRequests:
     def clip(self, const int64_t[::1] rows not None, DraftBatch batch not None, Py_ssize_t max_tokens):
         """Cut the batch to `max_tokens` draft tokens in all, the least likely first; ties: the later row first."""
         cdef Py_ssize_t i, j
-        cdef Request* request
         total = sum([batch.num_tokens[i] for i in range(batch.num_requests)])
         if total <= max_tokens:
             return
@@ -466,20 +433,20 @@ cdef class LiveRequests:
             batch.num_tokens[i] = 0
         for _, j, i in ranked[:max_tokens]:
             batch.num_tokens[i] = max(batch.num_tokens[i], <int32_t>j + 1)
+        self._record(rows, batch)
+
+    def cut(self, const int64_t[::1] rows not None, DraftBatch batch not None, Py_ssize_t width):
+        """Cut each draft of the batch to `width` tokens."""
+        cdef Py_ssize_t i
+        for i in range(batch.num_requests):
+            batch.num_tokens[i] = min(batch.num_tokens[i], <int32_t>width)
+        self._record(rows, batch)
+
+    cdef void _record(self, const int64_t[::1] rows, DraftBatch batch) noexcept:
+        """The rows' pending drafts are as long as the batch says now."""
+        cdef Py_ssize_t i
+        cdef Request* request
         for i in range(batch.num_requests):
             request = &self.requests[rows[i]]
-            request.num_drafted = batch.num_tokens[i]
+            request.num_drafted = min(request.num_drafted, batch.num_tokens[i])
             request.num_asked = min(request.num_asked, batch.num_tokens[i] + 1)
-
-
-def drafts_of(DraftBatch batch not None):
-    """Return the batch's drafts, one Draft a row."""
-    cdef Py_ssize_t row
-    cdef Draft draft
-    drafts = []
-    for row in range(batch.num_requests):
-        draft = Draft.__new__(Draft)
-        draft._batch = batch
-        draft._row = row
-        drafts.append(draft)
-    return drafts

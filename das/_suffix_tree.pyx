@@ -7,7 +7,7 @@ from libc.string cimport memset
 from das._token_ids cimport TokenIdBuffer
 from das._tree cimport (
     Continuation, Cursor, append, close_sequence, count_continuation, cursor_advance, cursor_of_sequence, end_prompt,
-    open_sequence, read_continuation, reserve, step,
+    first_continuation, open_sequence, read_continuation, reserve, step,
 )
 from das._tree_arrays cimport (
     HISTORY, MAX_ORDER_C, NONE, ROOT, RUNNING, Node, Place, Prompt, Tree, allocated_bytes, expect_tokens,
@@ -260,6 +260,22 @@ cdef class SuffixTree:
                 return None
             read_continuation(&self.tree, &place, <int32_t>context.num_tokens, &found)
             return found.top_token if found.top_count else None
+
+    def first_child(self, context_token_ids):
+        """Return the token that came next where the context was first seen, or None where that text ended there.
+
+        None for the empty context, too.
+
+        Args, Raises, Complexity: as `top_child`.
+        """
+        cdef Place place
+        cdef int32_t token
+        cdef TokenIdBuffer context = self.read_context(context_token_ids)
+        with self.lock:
+            if context.num_tokens == 0 or not _find(&self.tree, context, &place):
+                return None
+            token = first_continuation(&self.tree, &place, <int32_t>context.num_tokens)
+            return token if token >= 0 else None
 
     def continuations(self, sequence, draft_token_ids=()):
         """Return what an open sequence's own cursor knows: per context order, (running, history, top token).

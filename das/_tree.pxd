@@ -18,6 +18,7 @@ cdef void prefetch_steps(const Tree* tree, const Place* places, int32_t num_orde
 cdef void cursor_of_sequence(Tree* tree, int32_t slot, Cursor* cursor) noexcept nogil
 cdef void cursor_advance(Tree* tree, Cursor* cursor, int32_t token) noexcept nogil
 cdef void read_continuation(Tree* tree, const Place* place, int32_t order, Continuation* found) noexcept nogil
+cdef int32_t first_continuation(const Tree* tree, const Place* place, int32_t order) noexcept nogil
 cdef void count_continuation(Tree* tree, const Place* place, int32_t order, int32_t token, uint32_t* count) noexcept nogil
 cdef bint step(const Tree* tree, Place* place, int32_t order, int32_t token) noexcept nogil
 cdef void climb(const Tree* tree, Place* place, int32_t order) noexcept nogil

@@ -433,6 +433,11 @@ cdef void read_continuation(Tree* tree, const Place* place, int32_t order, Conti
     found.top_count = found.total[RUNNING] + found.total[HISTORY]
 
 
+cdef int32_t first_continuation(const Tree* tree, const Place* place, int32_t order) noexcept nogil:
+    """What followed a context of that order where it was first seen; negative: its text ended there."""
+    return tree.text[start_of(tree, place.below if place.below != NONE else place.node) + order]
+
+
 cdef void count_continuation(Tree* tree, const Place* place, int32_t order, int32_t token, uint32_t* count) noexcept nogil:
     """How often a context of that order continued with `token`, by class."""
     cdef int32_t child = place.below

@@ -8,7 +8,7 @@ it brings. A policy knows lengths and counts, never a tree.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -59,7 +59,10 @@ def prices_array(prices: Any, *, num_requests: int) -> FloatArray:
 
 
 class BudgetPolicy(Protocol):
-    """The methods `plan_step` calls. Nothing to inherit from."""
+    """The methods `plan_step` calls. Nothing to inherit from.
+
+    A policy may have `choose_width`, too, as `ThroughputBudget` has it: for engines that verify one width for all.
+    """
 
     def budgets(self, requests: RunningRequests) -> tuple[IntArray, FloatArray]: ...
     def observe(self, drafted: IntArray, accepted: IntArray, *, step_ms: float | None = None) -> None: ...
@@ -176,7 +179,14 @@ class ThroughputBudget:
     Source: break-even form of the makespan problem in DAS (arXiv 2511.13841, Eq. 1, 5 and 6), one token at a time.
     """
 
-    __slots__ = ("_latency", "_open_step", "drafted_per_decode_step", "max_draft_tokens", "tokens_per_decode_step")
+    __slots__ = (
+        "_latency",
+        "_open_step",
+        "_open_width",
+        "drafted_per_decode_step",
+        "max_draft_tokens",
+        "tokens_per_decode_step",
+    )
 
     def __init__(self, *, latency: LatencyModel | LatencyEstimator | None = None, max_draft_tokens: int = 16) -> None:
         if latency is not None and not isinstance(latency, (LatencyModel, LatencyEstimator)):
@@ -186,6 +196,7 @@ class ThroughputBudget:
         self.tokens_per_decode_step = 1.5
         self.drafted_per_decode_step = 1.0
         self._open_step: tuple[int, int] | None = None  # requests, and tokens of their context; None: not the batch
+        self._open_width: int | None = None  # what each request is padded to; None: not at all
 
     @property
     def latency(self) -> LatencyModel:
@@ -198,6 +209,7 @@ class ThroughputBudget:
         latency = self.latency
         num_context_tokens = 0
         is_learning = isinstance(self._latency, LatencyEstimator)
+        self._open_width = None
         if is_learning or latency.c_kv_ms > 0:
             num_context_tokens = int(requests.num_prompt_tokens.sum() + requests.num_response_tokens.sum())
         if is_learning:
@@ -205,6 +217,30 @@ class ThroughputBudget:
             self._open_step = (num_requests, num_context_tokens) if is_whole else None
         price = self._price(latency, max(1, requests.num_running), num_context_tokens / max(1, num_requests))
         return np.full(num_requests, self.max_draft_tokens, np.int64), np.full(num_requests, price, np.float64)
+
+    def choose_width(self, requests: RunningRequests, expected_accepted: Sequence[float], widths: Sequence[int]) -> int:
+        """Return the verify width at which an emitted token is expected to cost least; of equals the smallest.
+
+        A pass at width w takes `c_base + c_tok running (1 + w)`, whatever is padding, and emits a token a request and
+        what is accepted of the first w draft tokens. Requests that run beside the ones given count like these.
+
+        Args:
+            requests: as `budgets` was asked about last.
+            expected_accepted: how many of them should accept their draft token j, for each j: sums of survival.
+            widths: in ascending order, tokens a request; at least one.
+
+        Never raises. Complexity: O(widths + tokens).
+        """
+        num_requests, num_running = max(1, len(requests)), max(1, requests.num_running)
+        num_context_tokens = int(requests.num_prompt_tokens.sum() + requests.num_response_tokens.sum())
+        num_context_tokens = num_context_tokens * num_running // num_requests
+
+        def cost_ms(width: int) -> float:
+            pass_ms: float = self.latency.step_ms(num_running * (1 + width), num_context_tokens=num_context_tokens)
+            return pass_ms / (1.0 + sum(expected_accepted[:width]) / num_requests)
+
+        self._open_width = min(widths, key=cost_ms)
+        return self._open_width
 
     def observe(self, drafted: IntArray, accepted: IntArray, *, step_ms: float | None = None) -> None:
         """Learn from decode steps, as if told of one after the other.
@@ -231,7 +267,9 @@ class ThroughputBudget:
             self.drafted_per_decode_step = keep * self.drafted_per_decode_step + float(np.dot(weights, drafted))
         if step_ms is not None and isinstance(self._latency, LatencyEstimator):
             if self._open_step is not None and self._open_step[0] == num_steps:
-                self._latency.observe(num_steps + int(np.sum(drafted)), self._open_step[1], step_ms)
+                padded = self._open_width
+                num_drafted = int(np.sum(drafted)) if padded is None else num_steps * padded
+                self._latency.observe(num_steps + num_drafted, self._open_step[1], step_ms)
             self._open_step = None
 
     def state(self) -> dict[str, Any]:

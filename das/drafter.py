@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, NoReturn, get_args
 
 import numpy as np
 
-from das._live_requests import Draft, DraftBatch, EmittedTokens, LiveRequests, drafts_of
+from das._draft_tree import MAX_CHILDREN_OF_NODE
+from das._drafts import Draft, DraftBatch, drafts_of, expected_accepted
+from das._live_requests import EmittedTokens, LiveRequests
 from das._token_ids import token_id_array
 from das.budget import RunningRequests, caps_array, prices_array
 from das.confidence import Confidence
@@ -18,6 +20,7 @@ from das.rollout import Rollout, TokenIds, check_int
 from das.rollout import prompt_key as key_of_prompt
 
 NO_LIMIT = 1 << 62
+Shape = Literal["chain", "tree"]
 
 
 class Drafter:
@@ -173,6 +176,9 @@ class Drafter:
         max_draft_tokens: Sequence[int] | np.ndarray,
         min_survival: Sequence[float] | np.ndarray,
         max_batch_draft_tokens: int | None = None,
+        shape: Shape = "chain",
+        max_children: int = MAX_CHILDREN_OF_NODE,
+        choose_width: Callable[[list[float]], int] | None = None,
     ) -> dict[str, Draft]:
         """Draft for requests under given caps and prices. `plan_step` is the usual way in.
 
@@ -181,17 +187,26 @@ class Drafter:
             max_draft_tokens: one cap a request, 0..64 tokens; int64 arrays are read fastest.
             min_survival: one price a request, any number (inf: draft nothing); float64 arrays are read fastest.
             max_batch_draft_tokens: limit for the sum; the least likely tokens are cut. None: no limit.
+            shape: "chain", or "tree" for engines that verify trees: DraftTrees, whose caps count all tokens.
+            max_children: of a tree, the most tokens that follow one, 1..4.
+            choose_width: to how many tokens all drafts are cut, in view of what is expected: it is told how many
+                requests should accept their draft token j, for each j. None: they are not cut. If it raises, they are
+                empty.
 
         Returns:
             one Draft a request, in the order given. It replaces the request's pending draft.
 
         Raises:
             KeyError: unknown request. TypeError: a cap that is no int (a bool or a float is none), a price that is no
-            number. ValueError: a request named twice, a cap out of range, a price that is NaN, or not one cap and one
-            price a request. Nothing changes then.
+            number. ValueError: a request named twice, a cap out of range, a price that is NaN, not one cap and one
+            price a request, or another shape. Nothing changes then.
 
         Complexity: O(drafted tokens), one native call without the GIL, whatever the history holds.
         """
+        check_shape(shape)
+        check_int(max_children, "max_children", below=NO_LIMIT)
+        if not 1 <= max_children <= MAX_CHILDREN_OF_NODE:
+            raise ValueError(f"max_children is {max_children}; it must be 1 <= max_children <= {MAX_CHILDREN_OF_NODE}")
         if max_batch_draft_tokens is not None:
             check_int(max_batch_draft_tokens, "max_batch_draft_tokens", below=1 << 62)
         request_ids = list(request_ids)
@@ -202,7 +217,15 @@ class Drafter:
             if self._in_environment:
                 self._table.check_budgets(caps, prices)
                 self._enter_environment()
-            batch: DraftBatch = self._table.draft(rows, caps, prices)
+            batch: DraftBatch = self._table.draft(
+                rows, caps, prices, max_children=max_children if shape == "tree" else 0
+            )
+            if choose_width is not None:
+                width = 0
+                try:
+                    width = choose_width(expected_accepted(batch))
+                finally:
+                    self._table.cut(rows, batch, width)
             if max_batch_draft_tokens is not None:
                 self._table.clip(rows, batch, max_batch_draft_tokens)
             return dict(zip(request_ids, drafts_of(batch), strict=True))
@@ -346,3 +369,9 @@ class Drafter:
         for request_id in self._in_environment:
             self._requests[request_id].enter_environment()
         self._in_environment.clear()
+
+
+def check_shape(shape: Shape) -> None:
+    """Raise ValueError for what is no shape of drafts."""
+    if shape not in get_args(Shape):
+        raise ValueError(f"shape is {shape!r}; it must be 'chain' or 'tree'")

@@ -99,6 +99,15 @@ class NaiveSuffixTree:
         tokens = [token for other, token, _, _ in self.transitions() if other == tuple(context)]
         return max(reversed(tokens), key=tokens.count, default=None)
 
+    def first_child(self, context):
+        """What followed where the context was first seen, None at the end of a text. As for `top_child`."""
+        for text in self.texts:
+            tokens = text.token_ids
+            for start in range(len(tokens) - len(context) + 1):
+                if tuple(tokens[start : start + len(context)]) == tuple(context):
+                    return tokens[start + len(context)] if start + len(context) < len(tokens) else None
+        return None
+
     def last_contexts(self, sequence, draft_token_ids=()):
         """The contexts of order 1, 2, ... that end an open sequence followed by draft tokens."""
         token_ids = [*self.sequences[sequence].token_ids, *draft_token_ids]

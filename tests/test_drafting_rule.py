@@ -53,42 +53,52 @@ class NaiveRule:
         self.asked = {}  # request -> [(token, cell, calibrated probability)]
         self.num_drafted = {}
 
-    def predict(self, tree, context, common=None):
-        """(token, blended probability, cell) of the next token, or None where no context continues.
+    def contexts(self, tree, context, common):
+        """(tree, context, weight) of what has a continuation, the weakest first.
 
         `common`: the tree that is asked beside the own one, where the request has that.
         """
-        weights = {id(common): COMMON_WEIGHT, id(tree): 1.0}
-        contexts = [
-            (asked, context[-order:])
+        return [
+            (asked, context[-order:], weight)
             for order in ORDERS
-            for asked in (common, tree)
+            for asked, weight in ((common, COMMON_WEIGHT), (tree, 1.0))
             if asked is not None and order <= len(context) and sum(asked.counts(context[-order:])) > 0
         ]
-        probability = {}
-        for candidate in dict.fromkeys(asked.top_child(known) for asked, known in contexts):
-            estimate = FIRST_ESTIMATE
-            for asked, known in contexts:
-                weight = weights[id(asked)]
-                count = weight * sum(asked.child_counts(known, candidate))
-                estimate = (count + KAPPA * estimate) / (weight * sum(asked.counts(known)) + KAPPA)
-            probability[candidate] = estimate
+
+    def blend(self, contexts, candidate):
+        estimate = FIRST_ESTIMATE
+        for asked, known, weight in contexts:
+            count = weight * sum(asked.child_counts(known, candidate))
+            estimate = (count + KAPPA * estimate) / (weight * sum(asked.counts(known)) + KAPPA)
+        return estimate
+
+    def cell(self, tree, context, token, probability):
+        running, history = tree.child_counts(context[-1:], token)
+        source = {(False, False): 3, (True, False): 0, (False, True): 1, (True, True): 2}[running > 0, history > 0]
+        clipped = min(max(probability, 1e-4), 1 - 1e-4)
+        bin_ = int((math.log(clipped / (1 - clipped)) + 4) * NUM_BINS / 8)
+        return source, min(max(bin_, 0), NUM_BINS - 1)
+
+    def hit_rate(self, cell, probability):
+        hits, misses = self.hits[cell], self.misses[cell]
+        return (hits + PRIOR_STRENGTH * probability) / (hits + misses + PRIOR_STRENGTH)
+
+    def predict(self, tree, context, common=None):
+        """(token, blended probability, cell) of the next token, or None where no context continues."""
+        contexts = self.contexts(tree, context, common)
+        candidates = dict.fromkeys(asked.top_child(known) for asked, known, _ in contexts)
+        probability = {candidate: self.blend(contexts, candidate) for candidate in candidates}
         if not probability:
             return None
         token = max(probability, key=probability.get)
-        running, history = tree.child_counts(context[-1:], token)
-        source = {(False, False): 3, (True, False): 0, (False, True): 1, (True, True): 2}[running > 0, history > 0]
-        clipped = min(max(probability[token], 1e-4), 1 - 1e-4)
-        bin_ = int((math.log(clipped / (1 - clipped)) + 4) * NUM_BINS / 8)
-        return token, probability[token], (source, min(max(bin_, 0), NUM_BINS - 1))
+        return token, probability[token], self.cell(tree, context, token, probability[token])
 
     def draft(self, request, tree, context, max_draft_tokens, min_survival, common=None):
         context, token_ids, survival, path = list(context), [], [], 1.0
         asked = self.asked[request] = []
         while (prediction := self.predict(tree, context, common)) is not None:
             token, probability, cell = prediction
-            hits, misses = self.hits[cell], self.misses[cell]
-            rate = (hits + PRIOR_STRENGTH * probability) / (hits + misses + PRIOR_STRENGTH)
+            rate = self.hit_rate(cell, probability)
             asked.append((token, cell, np.float32(rate)))
             if len(token_ids) == max_draft_tokens or path * rate < min_survival:
                 break
@@ -103,13 +113,17 @@ class NaiveRule:
         asked = self.asked.pop(request, [])
         if num_verified is not None:
             asked = asked[: num_verified + 1]
-        for (predicted, cell, rate), token in zip(asked, token_ids, strict=False):
-            self.histogram[min(int(rate * NUM_RATES), NUM_RATES - 1)] += 1, predicted == token, rate
-            for cells in (self.hits, self.misses):
-                cells[cell] *= 1 - 1 / MEMORY
-            (self.hits if predicted == token else self.misses)[cell] += 1
-            if predicted != token:
+        for prediction, token in zip(asked, token_ids, strict=False):
+            if not self.learn(*prediction, token):
                 break
+
+    def learn(self, predicted, cell, rate, token):
+        """Teach the cell of a prediction and the histogram what came; True where it was right."""
+        self.histogram[min(int(rate * NUM_RATES), NUM_RATES - 1)] += 1, predicted == token, rate
+        for cells in (self.hits, self.misses):
+            cells[cell] *= 1 - 1 / MEMORY
+        (self.hits if predicted == token else self.misses)[cell] += 1
+        return predicted == token
 
 
 def assert_agrees(drafter, rule, request, tree, context, cap, price, common=None):

@@ -66,8 +66,8 @@ def logs(draw):
 
 @given(log=logs(), group_size=st.integers(1, 3))
 def test_the_log_is_emitted_whatever_is_drafted(log, group_size):
-    for policy, order in product(POLICIES, ORDERS):
-        run = Replay(iter(log), policy=policy, order=order, group_size=group_size)
+    for policy, order, shape in product(POLICIES, ORDERS, ["chain", "tree"]):
+        run = Replay(iter(log), policy=policy, order=order, group_size=group_size, shape=shape)
         run.run()
         history = run.drafter.history
         emitted = [r for key in {r.key for r in log} for r in history.rollouts(key)]
@@ -154,8 +154,8 @@ def test_batches_groups_and_steps():
     assert shape == [(None, 0, 1), (3, 0, 4), (3, 1, 3), (3, 2, 1), (7, 0, 1)]
     assert [batch.summary()["num_requests"] for batch in result.batches] == [1, 4, 3, 1, 1]
     assert result.settings == {
-        "policy": repr(ThroughputBudget()), "group_size": 2, "order": "step", "window_epochs": 4,
-        "max_bytes": 8 << 30, "num_rollouts": 10,
+        "policy": repr(ThroughputBudget()), "group_size": 2, "order": "step", "shape": "chain", "widths": None,
+        "window_epochs": 4, "max_bytes": 8 << 30, "num_rollouts": 10,
     }  # fmt: skip
     assert replay(log).settings["group_size"] == 8
 
@@ -258,6 +258,7 @@ def test_a_replay_may_go_on_with_a_drafter():
         ({"group_size": 2.0}, TypeError, "group_size must be an int, not float"),
         ({"group_size": True}, TypeError, "group_size must be an int, not bool"),
         ({"order": "random"}, ValueError, "order is 'random'; it must be 'step' or 'lockstep'"),
+        ({"shape": "bush"}, ValueError, "shape is 'bush'; it must be 'chain' or 'tree'"),
         ({"window_epochs": 0}, ValueError, "window_epochs is 0; it must be at least 1"),
         ({"max_bytes": -1}, ValueError, "max_bytes is -1; it must be"),
         ({"log": []}, ValueError, "log is empty; there is nothing to replay"),
@@ -283,6 +284,17 @@ def test_the_result_is_plain_json():
 
 
 # ---------------------------------------------------------------- real rollouts
+
+
+def test_a_tree_accepts_where_a_chain_is_wrong():
+    """Half of the time 4 followed, half of the time 5: a chain misses one of them, a tree neither."""
+    log = [rollout([7, token, 8, 9], 0, prompt=[1], ordinal=n) for n, token in enumerate([4, 5, 4, 5])]
+    log += [rollout([7, token, 8, 9], 1, prompt=[1]) for token in (5, 4)]
+    chain, tree = (
+        replay(log, policy=FixedBudget(7), shape=shape, group_size=1).batches[-2:] for shape in ("chain", "tree")
+    )
+    assert [batch.num_batch_steps for batch in chain] == [1, 2]
+    assert [batch.num_batch_steps for batch in tree] == [1, 1]
 
 
 @pytest.mark.parametrize("order", ORDERS)

@@ -72,9 +72,7 @@ def test_notes_name_means_settings_cost_and_history(log: Path, capsys: pytest.Ca
         "Means over requests: tokens per decode step 5.50, drafted per decode step 4.50, draft acceptance rate 100.0%, "
         "mean acceptance length 10.00." in output
     )
-    assert (
-        "policy FixedBudget(max_draft_tokens=9, min_survival=0), group_size 2, order step, window_epochs 4," in output
-    )
+    assert "policy FixedBudget(max_draft_tokens=9, min_survival=0), group_size 2, order step, shape chain," in output
     assert re.search(r"Drafter: [\d.]+ us to draft and [\d.]+ us to take in .* per request and decode step", output)
     assert "History at the end: 2 rollouts of 1 prompts, 40 tokens; 0.0 MB, and 0.0 MB of trees." in output
 
@@ -132,6 +130,15 @@ def test_json_is_what_the_library_returns(log: Path, capsys: pytest.CaptureFixtu
     del expected["plan_us"], expected["extend_us"]
     assert found == {"logs": [str(log)], "partial": False, "num_bad_rows": 0} | expected
     assert found["settings"]["policy"] == "PriceBudget(max_draft_tokens=4, min_survival=0.3)"
+
+
+def test_widths_and_their_padding(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--policy", "fixed", "--max-draft-tokens", 2, "--shape", "tree", "--widths", "0,3")
+    output = " ".join(replayed(capsys, log, *options).split())
+    assert "shape tree, widths [0, 3]," in output
+    padded = json.loads(replayed(capsys, log, "--json", *options))["total"]["num_padded_tokens"]
+    assert f"Padding: {padded:,} tokens, verified beside the drafted ones as a batch has one width" in output
+    assert "Padding" not in replayed(capsys, log)
 
 
 def test_help_documents_every_key(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -199,6 +206,9 @@ def test_latency_by_preset_or_coefficients(
         (["--max-draft-tokens", "65"], r"max_draft_tokens is 65; it must be 0 <= max_draft_tokens <= 64\."),
         (["--policy", "price", "--min-survival", "nan"], r"min_survival is nan; it must be 0 <= min_survival <= 1\."),
         (["--group-size", "0"], r"Invalid value for '--group-size': 0 is not in the range x>=1\."),
+        (["--widths", "3,3"], r"Invalid value for '--widths': widths\[1\] is 3 after 3; widths must ascend\."),
+        (["--widths", "3,x"], r"Invalid value for '--widths': '3,x' is not a list of ints, like 0,3,7,15\."),
+        (["--widths", "0,3", "--order", "lockstep"], r"--widths goes with --order step, where requests share a pass\."),
         (["--window-epochs", "0"], r"window_epochs is 0; it must be at least 1\."),
         (["--max-bytes", "-1"], r"max_bytes is -1; it must be 0 <= max_bytes < 2\*\*62\."),
         (["--order", "nope"], r"Invalid value for '--order': 'nope' is not one of 'step', 'lockstep'\."),

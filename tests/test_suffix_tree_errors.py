@@ -49,6 +49,7 @@ TAKE_TOKEN_IDS = {
     "counts": ("context_token_ids", lambda tree, sequence, ids: tree.counts(ids)),
     "child_counts": ("context_token_ids", lambda tree, sequence, ids: tree.child_counts(ids, 1)),
     "top_child": ("context_token_ids", lambda tree, sequence, ids: tree.top_child(ids)),
+    "first_child": ("context_token_ids", lambda tree, sequence, ids: tree.first_child(ids)),
     "continuations": ("draft_token_ids", lambda tree, sequence, ids: tree.continuations(sequence, ids)),
 }
 
@@ -89,7 +90,7 @@ def test_nothing_to_index(checked, method, nothing):
         TAKE_TOKEN_IDS[method][1](checked.tree, None, nothing)
 
 
-@pytest.mark.parametrize("method", ["counts", "child_counts", "top_child"])
+@pytest.mark.parametrize("method", ["counts", "child_counts", "top_child", "first_child"])
 def test_context_too_long(checked, method):
     with pytest.raises(ValueError, match=r"context_token_ids .*7.* 6"):
         TAKE_TOKEN_IDS[method][1](checked.tree, None, [1] * 7)

@@ -18,6 +18,15 @@ def test_of_equals_the_latest_is_the_top_child(texts, max_order):
         assert checked.tree.top_child(context) == checked.oracle.top_child(context)
 
 
+@given(texts=strategies.collections(), max_order=orders)
+def test_the_first_child_followed_the_first_occurrence(texts, max_order):
+    checked = CheckedTree(max_order=max_order)
+    for token_ids in texts:
+        checked.add(token_ids)
+    for context in checked.oracle.table():
+        assert checked.tree.first_child(context) == (checked.oracle.first_child(context) if context else None)
+
+
 @given(calls=strategies.call_lists(), max_order=orders)
 def test_same_calls_same_answers(calls, max_order):
     assert answers(replay(calls, max_order=max_order)) == answers(replay(calls, max_order=max_order))

@@ -9,21 +9,24 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 
+from das._drafts import Draft
 from das.budget import BudgetPolicy, ThroughputBudget
-from das.drafter import Drafter
+from das.drafter import Drafter, Shape, check_shape
 from das.history import HistoryStatistics, RolloutHistory
 from das.metrics import AcceptanceCounters, summarise
 from das.reliability import Figures, Reliability, reliability_of
 from das.rollout import Rollout
-from das.step import plan_step
+from das.step import StepDrafts, check_widths, plan_step
 
 Order = Literal["step", "lockstep"]
+_Plan = Callable[..., StepDrafts]
 _NUMBERS = itertools.count()
 
 
@@ -39,6 +42,7 @@ class BatchResult:
         num_batch_steps: target forwards until the last request ended.
         reliability: of all predictions scored meanwhile, drafted or not, those of requests that did not end included.
         is_complete: False where the replay was stopped in the middle.
+        num_padded_tokens: that the engine verified beside the drafted ones, as all requests of a pass have one width.
     """
 
     training_step: int | None
@@ -48,6 +52,7 @@ class BatchResult:
     num_batch_steps: int
     reliability: Reliability
     is_complete: bool = True
+    num_padded_tokens: int = 0
 
     def summary(self) -> dict[str, Any]:
         """Return the batch's figures by name; see `das.metrics.summarise`."""
@@ -57,6 +62,7 @@ class BatchResult:
             "num_requests": len(self.requests),
             "longest_response_tokens": self.longest_response_tokens,
             "num_batch_steps": self.num_batch_steps,
+            "num_padded_tokens": self.num_padded_tokens,
             "is_complete": self.is_complete,
             **summarise(self.requests),
             "reliability": self.reliability.as_dict(),
@@ -98,6 +104,7 @@ class ReplayResult:
                 "num_requests": sum(len(batch.requests) for batch in self.batches),
                 "longest_response_tokens": sum(batch.longest_response_tokens for batch in self.batches),
                 "num_batch_steps": sum(batch.num_batch_steps for batch in self.batches),
+                "num_padded_tokens": sum(batch.num_padded_tokens for batch in self.batches),
                 **summarise(counters for batch in self.batches for counters in batch.requests),
                 "reliability": self.reliability.as_dict(),
             },
@@ -117,6 +124,8 @@ def replay(
     window_epochs: int = 4,
     max_bytes: int = 8 << 30,
     drafter: Drafter | None = None,
+    shape: Shape = "chain",
+    widths: Sequence[int] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> ReplayResult:
     """Replay a log and return what was counted; see `Replay`, which can be stopped half-way and asked for the rest.
@@ -131,6 +140,8 @@ def replay(
         window_epochs=window_epochs,
         max_bytes=max_bytes,
         drafter=drafter,
+        shape=shape,
+        widths=widths,
     )
     run.run(progress=progress)
     return run.result()
@@ -151,6 +162,8 @@ class Replay:
             each request drafts and extends before the next one drafts.
         window_epochs, max_bytes: of the history.
         drafter: one to go on with, and its history; None: a new one.
+        shape: of the drafts, "chain" or "tree".
+        widths: verify widths of an engine that has one for the whole batch, as in `plan_step`; with order "step" only.
 
     Raises:
         TypeError, ValueError: an argument of the wrong kind, or an empty log.
@@ -168,6 +181,8 @@ class Replay:
         window_epochs: int = 4,
         max_bytes: int = 8 << 30,
         drafter: Drafter | None = None,
+        shape: Shape = "chain",
+        widths: Sequence[int] | None = None,
     ) -> None:
         if isinstance(group_size, bool) or not isinstance(group_size, int):
             raise TypeError(f"group_size must be an int, not {type(group_size).__name__}")
@@ -175,6 +190,11 @@ class Replay:
             raise ValueError(f"group_size is {group_size}; it must be at least 1")
         if order not in ("step", "lockstep"):
             raise ValueError(f"order is {order!r}; it must be 'step' or 'lockstep'")
+        check_shape(shape)
+        if widths is not None:
+            widths = check_widths(widths)
+            if order != "step":
+                raise ValueError(f"widths goes with order 'step', where requests share a pass, not with {order!r}")
         if drafter is None:
             drafter = Drafter(RolloutHistory(window_epochs=window_epochs, max_bytes=max_bytes))
         self.policy: BudgetPolicy = ThroughputBudget() if policy is None else policy
@@ -186,11 +206,14 @@ class Replay:
             "policy": repr(self.policy),
             "group_size": group_size,
             "order": order,
+            "shape": shape,
+            "widths": None if widths is None else list(widths),
             "window_epochs": drafter.history.window_epochs,
             "max_bytes": drafter.history.max_bytes,
             "num_rollouts": sum(len(batch.rollouts) for batch in self._batches),
         }
         self._in_lockstep = order == "lockstep"
+        self._plan: _Plan = partial(plan_step, drafter, policy=self.policy, shape=shape, widths=widths)
         self._clock = _Clock()
         self._done: list[BatchResult] = []
         self._histogram = np.zeros_like(drafter.confidence.histogram)  # of predictions, in the batches that are done
@@ -210,9 +233,8 @@ class Replay:
         done = 0
         for batch in self._batches:
             self.drafter.history.prepare({rollout.key for rollout in batch.rollouts})
-            self._current = _BatchRun(
-                batch, self.drafter, self.policy, self._clock, f"{self._names}-{self._num_started}"
-            )
+            name = f"{self._names}-{self._num_started}"
+            self._current = _BatchRun(batch, self.drafter, self._plan, self._clock, name)
             self._num_started += len(batch.rollouts)
             while self._current.active:
                 done += self._current.step(in_lockstep=self._in_lockstep)
@@ -295,17 +317,15 @@ class _Logged:
     def is_done(self) -> bool:
         return len(self.emitted) == len(self.tokens)
 
-    def verify(self, draft_token_ids: list[int]) -> list[int]:
-        """Return what the engine emits for a draft: the accepted tokens, and the one sampled after them."""
+    def verify(self, draft: Draft) -> list[int]:
+        """Return what the engine emits for a draft: the accepted path, and the token sampled after it."""
         position = len(self.emitted)
         end = next(end for end in self._ends if end > position)
-        num_accepted = 0
-        for token in draft_token_ids[: end - position]:
-            if token != self.tokens[position + num_accepted]:
-                break
-            num_accepted += 1
-        bonus = self.tokens[position + num_accepted : min(position + num_accepted + 1, end)]
-        return draft_token_ids[:num_accepted] + bonus
+        accepted, last = position, -1
+        for node, (token, parent) in enumerate(zip(draft.draft_token_ids, draft.parents, strict=True)):
+            if parent == last and accepted < end and token == self.tokens[accepted]:
+                accepted, last = accepted + 1, node
+        return self.tokens[position : min(accepted + 1, end)]
 
     def environment(self) -> list[int]:
         """Return the environment tokens that come next, if any."""
@@ -318,13 +338,14 @@ class _Logged:
 class _BatchRun:
     """One batch while it runs."""
 
-    def __init__(self, batch: _Batch, drafter: Drafter, policy: BudgetPolicy, clock: _Clock, name: str) -> None:
+    def __init__(self, batch: _Batch, drafter: Drafter, plan: _Plan, clock: _Clock, name: str) -> None:
         self._batch = batch
         self._drafter = drafter
-        self._policy = policy
+        self._plan = plan
         self._clock = clock
         self._finished: list[AcceptanceCounters] = []
         self._num_steps = 0
+        self._num_padded = 0
         self._longest = 0
         self._histogram_before = drafter.confidence.histogram.copy()
         logged = [_Logged(f"{name}-{i}", rollout) for i, rollout in enumerate(batch.rollouts)]
@@ -356,6 +377,7 @@ class _BatchRun:
             num_batch_steps=self._num_steps,
             reliability=reliability_of(self.histogram()),
             is_complete=not self.active,
+            num_padded_tokens=self._num_padded,
         )
 
     def histogram(self) -> Figures:
@@ -364,12 +386,11 @@ class _BatchRun:
 
     def _turn(self, requests: list[_Logged], num_running: int) -> int:
         start_s = time.perf_counter()
-        drafts = plan_step(
-            self._drafter, [r.request_id for r in requests], policy=self._policy, num_running=num_running
-        )
-        proposed = [drafts[request.request_id].draft_token_ids for request in requests]
+        drafts = self._plan([request.request_id for request in requests], num_running=num_running)
         self._clock.add("plan", start_s, len(requests))
-        emitted = [request.verify(draft) for request, draft in zip(requests, proposed, strict=True)]
+        if drafts.width is not None:
+            self._num_padded += drafts.width * len(requests) - sum(map(len, drafts.values()))
+        emitted = [request.verify(drafts[request.request_id]) for request in requests]
         start_s = time.perf_counter()
         self._drafter.extend_batch({request.request_id: ids for request, ids in zip(requests, emitted, strict=True)})
         self._clock.add("extend", start_s, len(requests))

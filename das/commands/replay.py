@@ -19,6 +19,7 @@ from das.history import RolloutHistory
 from das.latency import LatencyModel
 from das.metrics import summarise
 from das.reliability import Reliability
+from das.step import check_widths
 
 # By name: what makes the policy, and the options that it takes.
 _POLICIES: dict[str, tuple[Callable[..., BudgetPolicy], tuple[str, ...]]] = {
@@ -80,6 +81,20 @@ _NOTHING_SAVED = 0.01  # a smaller share of the target forwards is called nothin
     help="step: all running requests draft, then all extend, as engines work. lockstep: one request after the other.",
 )
 @click.option(
+    "--shape",
+    type=click.Choice(["chain", "tree"]),
+    default="chain",
+    show_default=True,
+    help="tree: drafts with several tokens at one position, for engines that verify them; caps count all tokens.",
+)
+@click.option(
+    "--widths",
+    metavar="N,N",
+    callback=lambda context, option, value: _widths(value),
+    help="For engines that verify one width for the whole batch: the draft tokens a request that they can verify, "
+    "ascending, as in 0,3,7,15. The policy picks one for each step.",
+)
+@click.option(
     "--window-epochs",
     metavar="N",
     type=int,
@@ -101,6 +116,8 @@ def replay(
     min_survival: float | None,
     group_size: int,
     order: Any,
+    shape: Any,
+    widths: tuple[int, ...] | None,
     window_epochs: int,
     max_bytes: int,
 ) -> None:
@@ -115,7 +132,7 @@ def replay(
     \b
     Keys of --json:
       logs, partial (true after Ctrl-C), num_bad_rows
-      settings            {policy, group_size, order, window_epochs, max_bytes, num_rollouts}
+      settings            {policy, group_size, order, shape, widths, window_epochs, max_bytes, num_rollouts}
       is_complete         the whole log was replayed
       total               figures of everything
       batches             figures of each batch, with training_step (null: not known), group (from 0), is_complete
@@ -128,6 +145,7 @@ def replay(
       num_drafted_tokens, num_accepted_tokens, num_emitted_tokens
       num_batch_steps           target forwards until the last request of a batch ended; total: their sum
       longest_response_tokens   the same without drafts
+      num_padded_tokens         verified beside the drafted tokens, as a batch has one width (--widths)
       draft_acceptance_rate     accepted / drafted tokens
       mean_acceptance_length    1 + accepted tokens / verification steps
       tokens_per_decode_step    emitted tokens / decode steps
@@ -139,6 +157,8 @@ def replay(
                     expected_calibration_error, brier_score (mean squared error), base_rate (share that came true),
                     base_rate_expected_calibration_error, base_rate_brier_score (of always predicting base_rate)}
     """
+    if widths is not None and order != "step":
+        raise click.UsageError("--widths goes with --order step, where requests share a pass.")
     policy = _policy(policy_name, max_draft_tokens=max_draft_tokens, latency=latency, min_survival=min_survival)
     try:
         history = RolloutHistory(window_epochs=window_epochs, max_bytes=max_bytes)
@@ -148,7 +168,15 @@ def replay(
     try:
         with reading(logs, tokenizer=tokenizer, skip_bad=skip_bad, bad_rows=bad_rows) as records:
             rollouts = (record.rollout for record in records)
-            run = Replay(rollouts, policy=policy, group_size=group_size, order=order, drafter=Drafter(history))
+            run = Replay(
+                rollouts,
+                policy=policy,
+                group_size=group_size,
+                order=order,
+                shape=shape,
+                widths=widths,
+                drafter=Drafter(history),
+            )
         bad_rows.warn()
         with progress_bar("replaying", MofNCompleteColumn(), TextColumn("tokens")) as progress:
             run.run(progress=progress)
@@ -176,6 +204,19 @@ def _policy(name: str, **options: float | LatencyModel | None) -> BudgetPolicy:
         return make(**given)
     except ValueError as error:
         raise click.UsageError(f"{error}.") from None
+
+
+def _widths(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    try:
+        widths = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not a list of ints, like 0,3,7,15.") from None
+    try:
+        return check_widths(widths)
+    except ValueError as error:
+        raise click.BadParameter(f"{error}.") from None
 
 
 def _print(result: ReplayResult, *, partial: bool) -> None:
@@ -246,7 +287,9 @@ def _notes(result: ReplayResult) -> tuple[str, ...]:
     """Return what stands under the table."""
     figures, history = _figures(result.batches), result.history
     settings = ", ".join(
-        f"{name} {value:,}" if isinstance(value, int) else f"{name} {value}" for name, value in result.settings.items()
+        f"{name} {value:,}" if isinstance(value, int) else f"{name} {value}"
+        for name, value in result.settings.items()
+        if value is not None
     )
     means = ", ".join(f"{name.replace('_', ' ')} {_metric(figures, name, prefix='request_mean_')}" for name in _METRICS)
     return (
@@ -255,6 +298,7 @@ def _notes(result: ReplayResult) -> tuple[str, ...]:
         f"Means over requests: {means}.",
         *_reliability(result.reliability),
         f"Settings: {settings}.",
+        *_padding(result, figures),
         f"Drafter: {result.plan_us:.1f} us to draft and {result.extend_us:.1f} us to take in the emitted tokens, per "
         "request and decode step, on this machine.",
         f"History at the end: {history.num_rollouts:,} rollouts of {history.num_prompts:,} prompts, "
@@ -272,6 +316,18 @@ def _reliability(measured: Reliability) -> tuple[str, ...]:
         f"{measured.expected_calibration_error:.3f} (15 bins of equal counts), Brier score {measured.brier_score:.3f}; "
         f"always predicting the base rate, {measured.base_rate:.3f}: "
         f"{measured.base_rate_expected_calibration_error:.3f} and {measured.base_rate_brier_score:.3f}.",
+    )
+
+
+def _padding(result: ReplayResult, figures: dict[str, float | int]) -> tuple[str, ...]:
+    num_steps = figures["num_decode_steps"]
+    if result.settings["widths"] is None or not num_steps:
+        return ()
+    padded = sum(batch.num_padded_tokens for batch in result.batches)
+    drafted = figures["num_drafted_tokens"]
+    return (
+        f"Padding: {padded:,} tokens, verified beside the drafted ones as a batch has one width; with them "
+        f"{(drafted + padded) / num_steps:.2f} extra tokens per decode step.",
     )
 
 

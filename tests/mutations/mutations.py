@@ -7,6 +7,7 @@ TREE = "das/_tree.pyx"
 ARRAYS = "das/_tree_arrays.pxd"
 MEMORY = "das/_tree_arrays.pyx"
 DRAFT = "das/_draft.pyx"
+DRAFT_TREE = "das/_draft_tree.pyx"
 LIVE = "das/_live_requests.pyx"
 RECORD = "das/prompt_record.py"
 HISTORY = "das/history.py"
@@ -15,6 +16,7 @@ BUDGET = "das/budget.py"
 LATENCY = "das/latency.py"
 CONFIDENCE = "das/confidence.py"
 RELIABILITY = "das/reliability.py"
+STEP = "das/step.py"
 
 TREE_TESTS = ("test_suffix_tree.py", "test_suffix_tree_machine.py", "test_suffix_tree_laws.py")
 HISTORY_TESTS = (
@@ -31,6 +33,7 @@ DRAFT_TESTS = (
     "test_extend_batch.py",
     "test_confidence.py",
     "test_step.py",
+    "test_widths.py",
     "test_details.py",
     "test_drafting_rule.py",
     "test_drafter_errors.py",
@@ -46,11 +49,13 @@ TESTS = {
         "test_details.py",
     ),
     DRAFT: DRAFT_TESTS,
-    LIVE: DRAFT_TESTS,
+    DRAFT_TREE: ("test_draft_tree.py",),
+    LIVE: (*DRAFT_TESTS, "test_draft_tree.py"),
     RECORD: HISTORY_TESTS,
     HISTORY: HISTORY_TESTS,
     COMMON: ("test_common_text.py",),
-    BUDGET: ("test_budget.py",),
+    BUDGET: ("test_budget.py", "test_widths.py"),
+    STEP: ("test_step.py", "test_widths.py"),
     LATENCY: ("test_latency.py",),
     CONFIDENCE: ("test_confidence.py",),
     RELIABILITY: ("test_reliability.py",),
@@ -205,8 +210,8 @@ MUTATIONS = [
              "tokens that both classes continued with have cells of their own"),
     Mutation(DRAFT, "cell-bin-moved", "(log(clipped / (1.0 - clipped)) + 4.0)", "(log(clipped / (1.0 - clipped)) + 4.2)",
              "bins divide the logits of [-4, 4]"),
-    Mutation(DRAFT, "prior-not-the-blend", "(hits[asked.cell] + PRIOR_STRENGTH * probability)",
-             "(hits[asked.cell] + PRIOR_STRENGTH * 0.5)", "a cell without evidence trusts P"),
+    Mutation(DRAFT, "prior-not-the-blend", "(hits[cell] + PRIOR_STRENGTH * probability)",
+             "(hits[cell] + PRIOR_STRENGTH * 0.5)", "a cell without evidence trusts P"),
     Mutation(DRAFT, "price-of-one-token", "chain.path * rate < chain.min_survival", "rate < chain.min_survival",
              "the price is compared with the whole chain's survival"),
     Mutation(DRAFT, "price-itself-refused", "chain.path * rate < chain.min_survival", "chain.path * rate <= chain.min_survival",
@@ -215,9 +220,23 @@ MUTATIONS = [
              "request.num_drafted + 1 == chain.max_draft_tokens or", "the cap is how many may be drafted"),
     Mutation(DRAFT, "stop-not-asked", "    request.num_asked += 1\n    rate =", "    request.num_asked = request.num_drafted\n    rate =",
              "the prediction asked for but not drafted is scored too"),
+    # ------------------------------------------------------------------------------------------------ trees
+    Mutation(DRAFT_TREE, "siblings-overlap", "        left -= probability\n", "",
+             "a sibling's probability is that of its coming if none before it does"),
+    Mutation(DRAFT_TREE, "siblings-claim-too-much", "        left -= rates[i]\n", "",
+             "siblings share what the more probable ones leave"),
+    Mutation(DRAFT_TREE, "tree-of-the-later-offer", "one.number < other.number", "one.number > other.number",
+             "of equal offers the earlier one is taken"),
+    Mutation(DRAFT_TREE, "first-child-drafted-first", "            1, ranked, probabilities, num_ranked, most)",
+             "            0, ranked, probabilities, num_ranked, most)", "the chain's choice stays first"),
+    Mutation(DRAFT_TREE, "sibling-scored-after-a-hit", "token_ids[accepted]):\n                break\n",
+             "token_ids[accepted]):\n                pass\n", "a sibling answers only where those before it missed"),
+    Mutation(DRAFT_TREE, "unverified-node-accepted", "for node in range(position, num_verified):",
+             "for node in range(position, request_nodes):".replace("request_nodes", "MAX_DRAFT"),
+             "what the engine did not verify cannot be accepted"),
     # ------------------------------------------------------------------------------------------------ feedback
-    Mutation(DRAFT, "scored-beyond-first-miss", "        if not was_hit:\n            break\n",
-             "        if not was_hit:\n            continue\n", "behind a miss a prediction answered another question"),
+    Mutation(DRAFT, "scored-beyond-first-miss", "histogram, token_ids[i]):\n            break\n",
+             "histogram, token_ids[i]):\n            continue\n", "behind a miss a prediction answered another question"),
     Mutation(DRAFT, "hits-never-forgotten", "    hits[prediction.cell] *= KEPT\n", "", "a cell forgets with what it learns"),
     Mutation(DRAFT, "misses-never-forgotten", "    misses[prediction.cell] *= KEPT\n", "", "hits and misses fade alike"),
     Mutation(DRAFT, "survival-for-probability", "asked.rate = <float>rate", "asked.rate = <float>(rate * chain.path)",
@@ -329,6 +348,14 @@ MUTATIONS = [
              "a decode step emits what was accepted and the bonus token"),
     Mutation(BUDGET, "part-of-a-batch-timed", "is_whole = 0 < num_requests == requests.num_running", "is_whole = num_requests > 0",
              "the time of a pass belongs to all its tokens"),
+    Mutation(BUDGET, "width-of-the-ids-given", "self.latency.step_ms(num_running * (1 + width),",
+             "self.latency.step_ms(num_requests * (1 + width),", "the whole batch is padded"),
+    Mutation(BUDGET, "padding-takes-no-time", "int(np.sum(drafted)) if padded is None else num_steps * padded",
+             "int(np.sum(drafted))", "the pass verified the padding, too"),
+    Mutation(LIVE, "cut-without-record", "<int32_t>width)\n        self._record(rows, batch)\n", "<int32_t>width)\n",
+             "what was cut is not pending"),
+    Mutation(STEP, "padding-beyond-the-limit", "if width * len(running) <= self._max_tokens", "if width <= self._max_tokens",
+             "padding takes its part of the batch's limit"),
     Mutation(LATENCY, "negative-coefficient", "determinant <= _SINGULAR or min(best) < 0:", "determinant <= _SINGULAR:",
              "no coefficient is below 0"),
     Mutation(LATENCY, "spike-learned", "            self.num_outliers += 1\n            return\n", "            self.num_outliers += 1\n",

@@ -1,0 +1,1 @@
+MAX_CHILDREN_OF_NODE: int
