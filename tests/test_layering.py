@@ -22,6 +22,7 @@ das.commands.terminal
 das.analysis
 das.analysis.report
 das.analysis.simulate
+das.analysis.generation_time
 das.analysis.replay das.analysis.inspect das.analysis.latency_sweep
 das.analysis.logs
 das.analysis._log_rows

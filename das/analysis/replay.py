@@ -43,6 +43,8 @@ class BatchResult:
         reliability: of all predictions scored meanwhile, drafted or not, those of requests that did not end included.
         is_complete: False where the replay was stopped in the middle.
         num_padded_tokens: that the engine verified beside the drafted ones, as all requests of a pass have one width.
+        num_context_tokens: that the requests' passes read, summed over decode steps.
+        num_context_tokens_without_drafts: the same for one token a decode step, of the requests that ended.
     """
 
     training_step: int | None
@@ -53,6 +55,8 @@ class BatchResult:
     reliability: Reliability
     is_complete: bool = True
     num_padded_tokens: int = 0
+    num_context_tokens: int = 0
+    num_context_tokens_without_drafts: int = 0
 
     def summary(self) -> dict[str, Any]:
         """Return the batch's figures by name; see `das.metrics.summarise`."""
@@ -63,6 +67,8 @@ class BatchResult:
             "longest_response_tokens": self.longest_response_tokens,
             "num_batch_steps": self.num_batch_steps,
             "num_padded_tokens": self.num_padded_tokens,
+            "num_context_tokens": self.num_context_tokens,
+            "num_context_tokens_without_drafts": self.num_context_tokens_without_drafts,
             "is_complete": self.is_complete,
             **summarise(self.requests),
             "reliability": self.reliability.as_dict(),
@@ -105,6 +111,10 @@ class ReplayResult:
                 "longest_response_tokens": sum(batch.longest_response_tokens for batch in self.batches),
                 "num_batch_steps": sum(batch.num_batch_steps for batch in self.batches),
                 "num_padded_tokens": sum(batch.num_padded_tokens for batch in self.batches),
+                "num_context_tokens": sum(batch.num_context_tokens for batch in self.batches),
+                "num_context_tokens_without_drafts": sum(
+                    batch.num_context_tokens_without_drafts for batch in self.batches
+                ),
                 **summarise(counters for batch in self.batches for counters in batch.requests),
                 "reliability": self.reliability.as_dict(),
             },
@@ -317,6 +327,14 @@ class _Logged:
     def is_done(self) -> bool:
         return len(self.emitted) == len(self.tokens)
 
+    def num_context_tokens(self) -> int:
+        return len(self.rollout.prompt_token_ids) + len(self.emitted)
+
+    def num_context_tokens_without_drafts(self) -> int:
+        """Return the sum over its generated tokens of what stands before each."""
+        positions = np.arange(len(self.tokens)) if self._mask is None else np.flatnonzero(self._mask)
+        return len(positions) * len(self.rollout.prompt_token_ids) + int(positions.sum())
+
     def verify(self, draft: Draft) -> list[int]:
         """Return what the engine emits for a draft: the accepted path, and the token sampled after it."""
         position = len(self.emitted)
@@ -346,6 +364,8 @@ class _BatchRun:
         self._finished: list[AcceptanceCounters] = []
         self._num_steps = 0
         self._num_padded = 0
+        self._num_context = 0
+        self._num_context_without_drafts = 0
         self._longest = 0
         self._histogram_before = drafter.confidence.histogram.copy()
         logged = [_Logged(f"{name}-{i}", rollout) for i, rollout in enumerate(batch.rollouts)]
@@ -363,6 +383,7 @@ class _BatchRun:
         """Run one decode step of every active request and return how many tokens were emitted."""
         self._num_steps += 1
         num_running = len(self.active)
+        self._num_context += sum([request.num_context_tokens() for request in self.active])
         turns = [[request] for request in self.active] if in_lockstep else [self.active]
         num_emitted = sum([self._turn(requests, num_running) for requests in turns])
         self.active = [request for request in self.active if not self._end_if_done(request)]
@@ -378,6 +399,8 @@ class _BatchRun:
             reliability=reliability_of(self.histogram()),
             is_complete=not self.active,
             num_padded_tokens=self._num_padded,
+            num_context_tokens=self._num_context,
+            num_context_tokens_without_drafts=self._num_context_without_drafts,
         )
 
     def histogram(self) -> Figures:
@@ -411,6 +434,7 @@ class _BatchRun:
         if request.emitted != request.tokens:
             raise RuntimeError(f"{request.request_id}: the replay emitted tokens that are not in the log")
         counters = self._drafter.finish(request.request_id, reward=request.rollout.reward)
+        self._num_context_without_drafts += request.num_context_tokens_without_drafts()
         self._finished.append(counters)
         self._longest = max(self._longest, counters.num_emitted_tokens)
         return True

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.progress import MofNCompleteColumn, TextColumn
 
+from das.analysis.generation_time import generation_time
 from das.analysis.replay import BatchResult, Replay, ReplayResult
 from das.budget import BudgetPolicy, FixedBudget, NoDraft, PriceBudget, ThroughputBudget, UnlimitedBudget
 from das.commands.latency_option import latency_of
@@ -16,7 +18,7 @@ from das.commands.log_input import BadRows, log_options, print_json, reading
 from das.commands.terminal import print_table, progress_bar
 from das.drafter import Drafter
 from das.history import RolloutHistory
-from das.latency import LatencyModel
+from das.latency import DEFAULT_LATENCY, LatencyModel
 from das.metrics import summarise
 from das.reliability import Reliability
 from das.step import check_widths
@@ -55,7 +57,7 @@ _NOTHING_SAVED = 0.01  # a smaller share of the target forwards is called nothin
     "--latency",
     metavar="PRESET|MS,MS",
     callback=latency_of,
-    help="With --policy throughput: what passes cost, a name from `das latency list` or c_base_ms,c_tok_ms[,c_kv_ms"
+    help="What passes cost, for the times reported and --policy throughput: a name from `das latency list` or c_base_ms,c_tok_ms[,c_kv_ms"
     "[,c_engine_ms]], which `das latency fit` finds.  [default: 5,0.025]",
 )
 @click.option(
@@ -140,12 +142,16 @@ def replay(
                           num_added, num_updated, num_late, num_expired, num_evicted_trees, num_evicted_rollouts,
                           num_builds_ahead, num_builds_on_start}, at the end
       plan_us, extend_us  the drafter's time for drafting, and for emitted tokens, per request and decode step
+      generation_time     of the forwards of whole batches, by the latency model: {latency: {c_base_ms, c_tok_ms,
+                          c_kv_ms, c_engine_ms}, with_drafts_s, without_drafts_s, speedup}
     Figures:
       num_requests (that ended), num_decode_steps, num_verification_steps (decode steps with a draft),
       num_drafted_tokens, num_accepted_tokens, num_emitted_tokens
       num_batch_steps           target forwards until the last request of a batch ended; total: their sum
       longest_response_tokens   the same without drafts
       num_padded_tokens         verified beside the drafted tokens, as a batch has one width (--widths)
+      num_context_tokens        read by the passes, summed over decode steps and requests
+      num_context_tokens_without_drafts   the same at one token a decode step, of the requests that ended
       draft_acceptance_rate     accepted / drafted tokens
       mean_acceptance_length    1 + accepted tokens / verification steps
       tokens_per_decode_step    emitted tokens / decode steps
@@ -159,7 +165,8 @@ def replay(
     """
     if widths is not None and order != "step":
         raise click.UsageError("--widths goes with --order step, where requests share a pass.")
-    policy = _policy(policy_name, max_draft_tokens=max_draft_tokens, latency=latency, min_survival=min_survival)
+    for_policy = latency if policy_name == "throughput" else None
+    policy = _policy(policy_name, max_draft_tokens=max_draft_tokens, latency=for_policy, min_survival=min_survival)
     try:
         history = RolloutHistory(window_epochs=window_epochs, max_bytes=max_bytes)
     except ValueError as error:
@@ -186,9 +193,12 @@ def replay(
     result = run.result()
     partial = not result.is_complete
     if as_json:
-        print_json(result.as_dict(), logs=logs, partial=partial, bad_rows=bad_rows)
+        times = generation_time(result.batches, latency or DEFAULT_LATENCY)
+        of_forwards = {"latency": asdict(latency or DEFAULT_LATENCY), **asdict(times), "speedup": times.speedup}
+        found = {**result.as_dict(), "generation_time": of_forwards}
+        print_json(found, logs=logs, partial=partial, bad_rows=bad_rows)
     else:
-        _print(result, partial=partial)
+        _print(result, latency, partial=partial)
     if partial:
         raise click.Abort
 
@@ -219,7 +229,7 @@ def _widths(text: str | None) -> tuple[int, ...] | None:
         raise click.BadParameter(f"{error}.") from None
 
 
-def _print(result: ReplayResult, *, partial: bool) -> None:
+def _print(result: ReplayResult, latency: LatencyModel | None, *, partial: bool) -> None:
     rows = _rows(result.batches)
     headings = (
         "step\n#group" if any("#" in name for name, _ in rows) else "step",
@@ -237,7 +247,7 @@ def _print(result: ReplayResult, *, partial: bool) -> None:
     print_table(
         headings,
         [_cells(name, batches) for name, batches in rows],
-        *_notes(result),
+        *_notes(result, latency),
         total=_cells("all", result.batches),
         drop_first=(length, rate, drafted, without_drafts, batch_steps, rollouts, tokens, per_step, saved),
         partial=partial,
@@ -283,7 +293,7 @@ def _saved(figures: dict[str, float | int]) -> float:
     return 1 - figures["num_decode_steps"] / figures["num_emitted_tokens"]
 
 
-def _notes(result: ReplayResult) -> tuple[str, ...]:
+def _notes(result: ReplayResult, latency: LatencyModel | None) -> tuple[str, ...]:
     """Return what stands under the table."""
     figures, history = _figures(result.batches), result.history
     settings = ", ".join(
@@ -305,6 +315,7 @@ def _notes(result: ReplayResult) -> tuple[str, ...]:
         f"{history.num_tokens:,} tokens; {history.rollout_bytes / 1e6:,.1f} MB, and {history.tree_bytes / 1e6:,.1f} MB "
         "of trees.",
         _verdict(figures, partial=not result.is_complete),
+        *_times(result, figures, latency),
     )
 
 
@@ -340,8 +351,20 @@ def _verdict(figures: dict[str, float | int], *, partial: bool) -> str:
     verifies = f"verifies {figures['drafted_per_decode_step']:.1f} extra tokens per step"
     if saved < _NOTHING_SAVED:
         return f"{subject} saves nothing here (under 1% of the target forwards), and {verifies}."
+    return f"{subject} saves {saved:.0%} of the target forwards and {verifies}."
+
+
+def _times(result: ReplayResult, figures: dict[str, float | int], latency: LatencyModel | None) -> tuple[str, ...]:
+    """What that means in time, by a latency model, and whether the model is the user's."""
+    model = DEFAULT_LATENCY if latency is None else latency
+    times = generation_time(result.batches, model)
+    if not times.with_drafts_s or not figures["num_drafted_tokens"]:
+        return ()
+    context = f" and {model.c_kv_ms:.3g} ms a token of context" if model.c_kv_ms else ""
+    origin = "assumed; --latency takes yours, which `das latency fit` finds" if latency is None else "as given"
+    drafter_s = figures["num_decode_steps"] * (result.plan_us + result.extend_us) / 1e6
     return (
-        f"{subject} saves {saved:.0%} of the target forwards and {verifies}. Whether that saves time depends on what a "
-        "forward and a verified token cost in the engine: `das latency fit` finds out, and --policy throughput reckons "
-        "with it."
+        f"At {model.c_base_ms:.4g} ms a forward, {model.c_tok_ms:.3g} ms a token{context} ({origin}), the forwards of whole "
+        f"batches take {times.with_drafts_s:,.1f} s instead of {times.without_drafts_s:,.1f} s: {times.speedup:.2f} times "
+        f"as fast{'' if times.speedup > 1.0 else ', so do not draft'}. The drafter took {drafter_s:,.1f} s here.",
     )
