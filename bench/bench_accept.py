@@ -21,9 +21,9 @@ from bench.harness import Job, Row, measure_all, median, parser, print_table
 from bench.rollouts import GROUP_SIZE, HISTORY_SAMPLES, EndToken, questions_of
 from bench.sides import MAX_DRAFT_TOKENS, create
 
-POINTS = (1, 2, 4, 6, 8, 10)
+POINTS = (1, 2, 4, 6, 8, 10, 16)
 PRICES = (0.8, 0.5, 0.3, 0.15, 0.08, 0.03, 0.015, 0)
-LOW_PRICES = (0.03, 0.015, 0.008, 0)  # where up to 64 tokens may be drafted
+LOW_PRICES = (0.06, 0.045, 0.03, 0.015)  # where up to 64 tokens may be drafted
 FACTORS = (0.125, 0.25, 0.5, 1, 2, 4)
 CAPS = (1, 2, 4, 8, 16)
 BATCHES = (0, 128, 16, 1)  # 0: the requests that run; else the self-tuned price is that of a batch of this size

@@ -14,7 +14,7 @@ from das.budget import BudgetPolicy, FloatArray, IntArray, RunningRequests, caps
 from das.drafter import NO_LIMIT, Drafter, Shape, check_shape
 from das.rollout import check_int
 
-FILL_SURVIVAL = 0.01  # draft so far before a width is chosen: what is less likely moves no choice, and costs time
+FILL_SURVIVAL = 0.1  # draft at least so far before a width is chosen; less likely tokens hardly move the choice
 
 
 class StepDrafts(dict[str, Draft]):
@@ -58,8 +58,8 @@ def plan_step(
             the second-best is likelier than one more token at the end. Caps and limits count all tokens of a tree;
             `extend` takes the emitted tokens, and finds the accepted path itself.
         widths: for engines that verify one width for the whole batch: the draft tokens a request that they can verify,
-            0..64 each, ascending. The policy's `choose_width` picks one: the result's `width`. It sees drafts as long
-            as the largest one allows, since padding costs as much as drafting. A policy without keeps its caps and
+            0..64 each, ascending. The policy's `choose_width` picks one: the result's `width`. Prices
+            above 0.1 are lowered to that before, since padding costs as much as drafting. A policy without keeps its
             prices, and gets the smallest width that holds its longest draft. Drafts are cut to the width before they
             are recorded, and padding never counts as drafted. Of `max_batch_draft_tokens`, padding takes its part: a
             width beyond it is not chosen unless it is the smallest. None: each draft is verified at its own length.

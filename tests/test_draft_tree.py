@@ -207,6 +207,21 @@ def test_a_tree_on_paper():
     assert learned == pytest.approx((2, 1), rel=1e-3)  # 3 and 4 came, 5 did not; the first hit has faded a little
 
 
+def test_the_chains_choice_stays_first():
+    """After 9 7 both 4 and 5 came once, 5 later; after 7 alone 6 came most often, then 4. So 4 is likelier than both,
+    and a chain does not see it. A tree takes it beside 5, and with one child it is the chain."""
+    texts = [[9, 7, 4], [9, 7, 5], [8, 7, 4], [8, 7, 6], [8, 7, 6], [8, 7, 6]]
+    drafter = Drafter(filled(*(rollout(text, 0, prompt=[1], ordinal=n) for n, text in enumerate(texts))))
+    drafter.start("a", prompt_token_ids=[1], training_step=1)
+    drafter.extend("a", [9, 7])
+    chain = drafter.draft(["a"], max_draft_tokens=[1], min_survival=[0.0])["a"]
+    assert chain.draft_token_ids == [5]
+    assert draft_tree(drafter, "a", 1, 0.0, max_children=1) == chain
+    tree = draft_tree(drafter, "a", 3, 0.0)
+    assert tree.draft_token_ids[tree.parents.index(-1)] == 4
+    assert {5, 4} <= {token for token, parent in zip(tree.draft_token_ids, tree.parents, strict=True) if parent == -1}
+
+
 def test_drafts_compare_by_tokens_and_parents():
     drafter = Drafter(filled(*(rollout([3, token], 0, prompt=[1, 2]) for token in (4, 5))))
     for name in "ab":

@@ -99,8 +99,8 @@ def test_steps_the_log_does_not_name_are_a_dash(tmp_path: Path, capsys: pytest.C
 def test_verdict_says_what_is_saved_in_forwards_and_in_time(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     verdict = " ".join(replayed(capsys, log, "--policy", "fixed").split()).partition("of trees. ")[2]
     assert verdict.startswith(
-        "Drafting saves 43% of the target forwards and verifies 0.8 extra tokens per step. At 5 ms a forward, 0.025 ms a "
-        "token (assumed; --latency takes yours, which `das latency fit` finds), the forwards of whole batches take "
+        "Drafting saves 43% of the target forwards and verifies 0.8 extra tokens per step. At 5 ms a forward, 0.025 ms "
+        "a token (assumed; --latency takes yours, which `das latency fit` finds), the forwards of whole batches take "
     )
     assert re.search(
         r"take 0\.\d s instead of 0\.\d s: 1\.\d\d times as fast\. The drafter took 0\.0 s here\.$", verdict
@@ -147,6 +147,7 @@ def test_json_is_what_the_library_returns(log: Path, capsys: pytest.CaptureFixtu
     ).as_dict()
     assert found.pop("plan_us") > 0
     assert found.pop("extend_us") > 0
+    assert found.pop("generation_time")["speedup"] > 0
     del expected["plan_us"], expected["extend_us"]
     assert found == {"logs": [str(log)], "partial": False, "num_bad_rows": 0} | expected
     assert found["settings"]["policy"] == "PriceBudget(max_draft_tokens=4, min_survival=0.3)"

@@ -44,8 +44,10 @@ def test_the_width_costs_least_per_expected_token(data):
     widths, latency = data.draw(all_widths), data.draw(latencies)
     shape = data.draw(st.sampled_from(["chain", "tree"]))
     num_running = len(names) + data.draw(st.sampled_from([0, 3, 60]))
+    policy = ThroughputBudget(latency=latency)
+    price = min(0.1, policy.budgets(drafter.running(names, num_running=num_running))[1][0])
     longest = drafter.draft(
-        names, max_draft_tokens=[min(16, widths[-1])] * len(names), min_survival=[0.01] * len(names), shape=shape
+        names, max_draft_tokens=[min(16, widths[-1])] * len(names), min_survival=[price] * len(names), shape=shape
     )
 
     def cost(width):
@@ -53,7 +55,6 @@ def test_the_width_costs_least_per_expected_token(data):
         pass_ms = latency.c_base_ms + latency.c_tok_ms * num_running * (1 + width)
         return pass_ms / (num_running * (1 + survival / len(names)))
 
-    policy = ThroughputBudget(latency=latency)
     drafts = plan_step(drafter, names, policy=policy, num_running=num_running, shape=shape, widths=widths)
     assert drafts.width in widths
     assert cost(drafts.width) == pytest.approx(min(map(cost, widths)))

@@ -57,8 +57,8 @@ _NOTHING_SAVED = 0.01  # a smaller share of the target forwards is called nothin
     "--latency",
     metavar="PRESET|MS,MS",
     callback=latency_of,
-    help="What passes cost, for the times reported and --policy throughput: a name from `das latency list` or c_base_ms,c_tok_ms[,c_kv_ms"
-    "[,c_engine_ms]], which `das latency fit` finds.  [default: 5,0.025]",
+    help="What passes cost, for the times reported and for --policy throughput: a name from `das latency list` or "
+    "c_base_ms,c_tok_ms[,c_kv_ms[,c_engine_ms]], which `das latency fit` finds.  [default: 5,0.025]",
 )
 @click.option(
     "--min-survival",
@@ -364,7 +364,8 @@ def _times(result: ReplayResult, figures: dict[str, float | int], latency: Laten
     origin = "assumed; --latency takes yours, which `das latency fit` finds" if latency is None else "as given"
     drafter_s = figures["num_decode_steps"] * (result.plan_us + result.extend_us) / 1e6
     return (
-        f"At {model.c_base_ms:.4g} ms a forward, {model.c_tok_ms:.3g} ms a token{context} ({origin}), the forwards of whole "
-        f"batches take {times.with_drafts_s:,.1f} s instead of {times.without_drafts_s:,.1f} s: {times.speedup:.2f} times "
-        f"as fast{'' if times.speedup > 1.0 else ', so do not draft'}. The drafter took {drafter_s:,.1f} s here.",
+        f"At {model.c_base_ms:.4g} ms a forward, {model.c_tok_ms:.3g} ms a token{context} ({origin}), the forwards of "
+        f"whole batches take {times.with_drafts_s:,.1f} s instead of {times.without_drafts_s:,.1f} s: "
+        f"{times.speedup:.2f} times as fast{'' if times.speedup > 1.0 else ', so do not draft'}. The drafter took "
+        f"{drafter_s:,.1f} s here.",
     )
