@@ -57,6 +57,9 @@ FAMILIES = {
         Family("das-tree:long-price", "min_survival", LOW_PRICES),
         Family("das-tree:throughput", "num_running", BATCHES),
         Family("das-tree:fixed", "max_draft_tokens", CAPS),
+        Family("das-uncalibrated:price", "min_survival", PRICES),
+        Family("das-uncalibrated:throughput", "num_running", BATCHES),
+        Family("das-no-common:price", "min_survival", PRICES),
         Family("suffix_decoding", "factor", FACTORS),
         Family("arctic", "factor", FACTORS),
         Family("arctic_depth24", "factor", FACTORS),
@@ -72,7 +75,7 @@ FAMILIES = {
     )
 }
 DAS = "das:price"
-COLD_SIDES = [DAS, "arctic", "arctic_depth24", "arctic_per_prompt"]
+COLD_SIDES = [DAS, "das-no-common:price", "arctic", "arctic_depth24", "arctic_per_prompt"]
 TOO_SLOW = ["naive"]  # minutes a setting; name it with --sides
 
 

@@ -46,12 +46,26 @@ class Side(Protocol):
 
 
 class Das:
-    """das: a history, a drafter, `plan_step` and `extend_batch`; drafts are chains, or trees."""
+    """das: a history, a drafter, `plan_step` and `extend_batch`; drafts are chains, or trees.
 
-    def __init__(self, policy: BudgetPolicy, shape: Shape = "chain") -> None:
+    Args:
+        is_calibrated: False: what is learned about acceptance is forgotten before every call, so the blend is believed.
+        max_common_tokens: 0: a prompt without history sees no other prompt's text. None: as usual.
+    """
+
+    def __init__(
+        self,
+        policy: BudgetPolicy,
+        shape: Shape = "chain",
+        *,
+        is_calibrated: bool = True,
+        max_common_tokens: int | None = None,
+    ) -> None:
         self._policy = policy
         self._shape = shape
-        self._history = das.RolloutHistory(max_bytes=1 << 40)
+        self._is_calibrated = is_calibrated
+        limits = {} if max_common_tokens is None else {"max_common_tokens": max_common_tokens}
+        self._history = das.RolloutHistory(max_bytes=1 << 40, **limits)
         self._drafter = das.Drafter(self._history)
 
     def settings(self) -> dict[str, object]:
@@ -59,6 +73,8 @@ class Das:
         return {
             "policy": repr(self._policy),
             "shape": self._shape,
+            "is_calibrated": self._is_calibrated,
+            "max_common_tokens": self._history.max_common_tokens,
             "window_epochs": self._history.window_epochs,
             "das": das.__version__,
             "numpy": version("numpy"),
@@ -82,6 +98,8 @@ class Das:
 
     def draft(self, names: Sequence[str], num_running: int) -> Sequence[Draft]:
         """Plan the step and read the drafts."""
+        if not self._is_calibrated:
+            self._drafter.confidence.reset()
         drafts = das.plan_step(self._drafter, names, policy=self._policy, num_running=num_running, shape=self._shape)
         if self._shape == "tree":
             return [(drafts[name].draft_token_ids, drafts[name].parents) for name in names]
@@ -161,7 +179,12 @@ class OfPeer:
         self._peer.finish(name)
 
 
-_SHAPES: dict[str, Shape] = {"das": "chain", "das-tree": "tree"}
+_VARIANTS: dict[str, dict[str, Any]] = {
+    "das": {},
+    "das-tree": {"shape": "tree"},
+    "das-uncalibrated": {"is_calibrated": False},
+    "das-no-common": {"max_common_tokens": 0},
+}
 _POLICIES: dict[str, Callable[[float], BudgetPolicy]] = {
     "price": lambda value: das.PriceBudget(min_survival=value, max_draft_tokens=MAX_DRAFT_TOKENS),
     "long-price": lambda value: das.PriceBudget(min_survival=value, max_draft_tokens=LONGEST_DRAFT_TOKENS),
@@ -172,9 +195,10 @@ _POLICIES: dict[str, Callable[[float], BudgetPolicy]] = {
 
 def create(side: str, *, cap: int = MAX_DRAFT_TOKENS, **settings: object) -> Side:
     """Make a side: a peer's name with its settings, or das with a policy: `das:price=0.15`, `das:fixed=8`,
-    `das:throughput=128` (self-tuned for that many running requests; 0: those that run). `das-tree:` drafts trees."""
+    `das:throughput=128` (self-tuned for that many running requests; 0: those that run). `das-tree:` drafts trees;
+    `das-uncalibrated:` and `das-no-common:` do without one part of the rule."""
     name, _, policy = side.partition(":")
-    if name not in _SHAPES:
+    if name not in _VARIANTS:
         return OfPeer(side, cap, settings)
     kind, _, value = policy.partition("=")
-    return Das(_POLICIES[kind](float(value)), _SHAPES[name])
+    return Das(_POLICIES[kind](float(value)), **_VARIANTS[name])

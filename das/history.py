@@ -98,6 +98,7 @@ class RolloutHistory:
         self._with_tree: OrderedDict[int, None] = OrderedDict()  # the same order, only those whose tree is in memory
         # prompt key -> (version of its record, tree to come, bytes it is expected to take)
         self._builds: dict[int, tuple[int, Future[PromptTree], int]] = {}
+        self.max_common_tokens = max_common_tokens
         self._common = CommonText(max_common_tokens)
         self._counts: Counter[str] = Counter()  # by field of HistoryStatistics
         _HISTORIES.add(self)

@@ -23,7 +23,17 @@ def test_acceptance_is_measured_to_the_end(order, history):
     assert row["tokens_per_step"] > (1.5 if history else 1.1)
 
 
-@pytest.mark.parametrize("side", ["das:price=0.15", "das:fixed=8", "das:throughput=0"])
+@pytest.mark.parametrize(
+    "side",
+    [
+        "das:price=0.15",
+        "das:fixed=8",
+        "das:throughput=0",
+        "das-tree:price=0.15",
+        "das-uncalibrated:price=0.15",
+        "das-no-common:fixed=4",
+    ],
+)
 def test_every_policy_decodes_a_batch_that_refills(side):
     prompts = prompts_of_size(str(EXAMPLE), num_tokens=3000)
     side = create(side, cap=MAX_DRAFT_TOKENS)
