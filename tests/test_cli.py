@@ -18,6 +18,7 @@ import pytest
 from command_runs import REPOSITORY, run_with_stderr_on_terminal, start
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from das import __version__
 from das.analysis.inspect import LogStatistics, Spread
 from das.analysis.logs import LogRecord
 from das.cli import main
@@ -50,6 +51,11 @@ def log(tmp_path: Path) -> Path:
 
 
 # The figures.
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"das {__version__}\n"
 
 
 def record(prompt: int, length: int, *, training_step: int | None = None, reward: float | None = None) -> LogRecord:

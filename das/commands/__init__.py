@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import click
 
+from das import __version__
 from das.commands.inspect import inspect
 from das.commands.latency import latency
 from das.commands.replay import replay
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
+@click.version_option(__version__, message="das %(version)s")
 @click.pass_context
 def das(context: click.Context) -> None:
     """Speculative decoding for RL rollouts, offline: what a rollout log holds and what drafting would bring on it."""
