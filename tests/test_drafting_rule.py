@@ -66,17 +66,18 @@ class NaiveRule:
         ]
 
     def blend(self, contexts, candidate):
+        """Rounded as the kernel rounds, so that candidates which tie there tie here."""
         estimate = FIRST_ESTIMATE
         for asked, known, weight in contexts:
             count = weight * sum(asked.child_counts(known, candidate))
-            estimate = (count + KAPPA * estimate) / (weight * sum(asked.counts(known)) + KAPPA)
+            estimate = (count + KAPPA * estimate) * (1.0 / (weight * sum(asked.counts(known)) + KAPPA))
         return estimate
 
     def cell(self, tree, context, token, probability):
         running, history = tree.child_counts(context[-1:], token)
         source = {(False, False): 3, (True, False): 0, (False, True): 1, (True, True): 2}[running > 0, history > 0]
         clipped = min(max(probability, 1e-4), 1 - 1e-4)
-        bin_ = int((math.log(clipped / (1 - clipped)) + 4) * NUM_BINS / 8)
+        bin_ = int((math.log(clipped / (1 - clipped)) + 4) * (NUM_BINS / 8))
         return source, min(max(bin_, 0), NUM_BINS - 1)
 
     def hit_rate(self, cell, probability):
