@@ -248,7 +248,7 @@ cdef class LiveRequests:
                                  f"{emitted.num_verified[i]}; the pending draft has {num_drafted} tokens")
 
     def extend(self, list rows not None, EmittedTokens emitted not None):
-        """Take one decode step's tokens of each row, in order; return how many tokens each row got.
+        """Take one decode step's tokens of each row, in order.
 
         All arguments are checked before the first row is touched.
         """
@@ -267,7 +267,6 @@ cdef class LiveRequests:
                 self._prefetch_step(&steps[i + EXTEND_AHEAD], emitted.ids.data)
             if steps[i].num_tokens > 0:
                 self._extend_row(&self.requests[steps[i].row], &steps[i], emitted.ids.data + steps[i].first)
-        return [steps[i].num_tokens for i in range(num_rows)]
 
     cdef void _prefetch_step(self, const Step* step, const int32_t* token_ids) noexcept:
         cdef Request* request = &self.requests[step.row]

@@ -345,7 +345,8 @@ class Drafter:
             self._table.extend([request.row for request in requests], emitted)
         finally:  # also of those before one that found no memory
             for request in requests:
-                request.count_generated()
+                if request.runs:
+                    request.count_generated()
 
     def _request(self, request_id: str) -> LiveRequest:
         request = self._requests.get(request_id)

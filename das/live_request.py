@@ -122,9 +122,9 @@ class LiveRequest:
         self.pending_environment = 0
 
     def count_generated(self) -> None:
-        """Count the tokens that the table has taken in since the last call, or the last environment token."""
+        """Count in `runs` what the table has taken in since the last call, or the last environment token."""
         num_tokens = self.table.num_response_tokens(self.row) - sum([length for _, length in self.runs])
-        if self.runs and num_tokens:
+        if num_tokens:
             if not self.runs[-1][0]:
                 self.runs.append([True, 0])
             self.runs[-1][1] += num_tokens
