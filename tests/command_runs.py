@@ -22,11 +22,8 @@ def start(*args: object, **options: object) -> subprocess.Popen[str]:
     )
 
 
-def run_with_stderr_on_terminal(*args: object) -> tuple[str, bytes]:
-    """Run the command to its end; return stdout and what the terminal got."""
-    terminal, stderr = pty.openpty()
-    process = start(*args, stderr=stderr)
-    os.close(stderr)
+def all_shown(terminal: int) -> bytes:
+    """Return what comes out of a terminal until nobody can write to it any more, and close it."""
     shown = b""
     try:
         while chunk := os.read(terminal, 4096):
@@ -34,6 +31,15 @@ def run_with_stderr_on_terminal(*args: object) -> tuple[str, bytes]:
     except OSError:  # how Linux ends a terminal without writers
         pass
     os.close(terminal)
+    return shown
+
+
+def run_with_stderr_on_terminal(*args: object) -> tuple[str, bytes]:
+    """Run the command to its end; return stdout and what the terminal got."""
+    terminal, stderr = pty.openpty()
+    process = start(*args, stderr=stderr)
+    os.close(stderr)
+    shown = all_shown(terminal)
     output, _ = process.communicate(timeout=20)
     assert process.returncode == 0
     return output, shown

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
-from command_runs import COMMAND, REPOSITORY, start
+from command_runs import COMMAND, REPOSITORY, all_shown, start
 from log_samples import write
 
 RESPONSE = list(range(100, 120))
@@ -102,13 +102,7 @@ def on_terminal(columns: int, *args: object, by_environment: bool) -> str:
         fcntl.ioctl(stdout, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     process = start(*args, stdout=stdout, env=environment)
     os.close(stdout)
-    shown = b""
-    try:
-        while chunk := os.read(terminal, 4096):
-            shown += chunk
-    except OSError:  # how Linux ends a terminal without writers
-        pass
-    os.close(terminal)
+    shown = all_shown(terminal)
     _, errors = process.communicate(timeout=20)
     assert (process.returncode, errors) == (0, "")
     return re.sub(r"\x1b\[[\d;]*m", "", shown.decode().replace("\r\n", "\n"))
