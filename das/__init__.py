@@ -8,11 +8,11 @@ from das._drafts import Draft, DraftTree
 from das._suffix_tree import SuffixTree
 from das.budget import (
     BudgetPolicy,
+    FinishedRollouts,
     FixedBudget,
     NoDraft,
     PriceBudget,
     RunningRequests,
-    ThroughputBudget,
     UnlimitedBudget,
 )
 from das.confidence import Confidence
@@ -23,6 +23,7 @@ from das.latency_presets import LatencyPreset, latency_preset
 from das.metrics import AcceptanceCounters, summarise
 from das.rollout import Rollout, prompt_key
 from das.step import StepDrafts, plan_step
+from das.throughput_budget import ThroughputBudget
 
 __version__ = "0.1.0"
 
@@ -33,6 +34,7 @@ __all__ = [
     "Draft",
     "DraftTree",
     "Drafter",
+    "FinishedRollouts",
     "FixedBudget",
     "HistoryStatistics",
     "LatencyEstimator",

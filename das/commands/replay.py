@@ -12,7 +12,7 @@ from rich.progress import MofNCompleteColumn, TextColumn
 
 from das.analysis.generation_time import generation_time
 from das.analysis.replay import BatchResult, Replay, ReplayResult
-from das.budget import BudgetPolicy, FixedBudget, NoDraft, PriceBudget, ThroughputBudget, UnlimitedBudget
+from das.budget import BudgetPolicy, FixedBudget, NoDraft, PriceBudget, UnlimitedBudget
 from das.commands.latency_option import latency_of
 from das.commands.log_input import BadRows, log_options, print_json, reading
 from das.commands.terminal import print_table, progress_bar
@@ -22,6 +22,7 @@ from das.latency import DEFAULT_LATENCY, LatencyModel
 from das.metrics import summarise
 from das.reliability import Reliability
 from das.step import check_widths
+from das.throughput_budget import ThroughputBudget
 
 # By name: what makes the policy, and the options that it takes.
 _POLICIES: dict[str, tuple[Callable[..., BudgetPolicy], tuple[str, ...]]] = {
