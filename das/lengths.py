@@ -1,8 +1,6 @@
 """How long rollouts get: what finished ones say about how much a running one has left.
 
-Lengths are counted in 76 bins, four an octave, with whole edges: 0, 1, ... 8, 10, 12, 14, 16, 20, ... 2**20.
-Usual limits of a response (512, 1,536, 2,048, 8,192) are edges, so that lengths piled up at a limit stay below it.
-Inside a bin all lengths count as equally likely.
+Lengths are counted in the bins of `das.length_grid`.
 """
 
 from __future__ import annotations
@@ -16,28 +14,31 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float64]
+from das.length_grid import (
+    EDGES,
+    MIDDLES,
+    NUM_BINS,
+    WIDTHS,
+    FloatArray,
+    IntArray,
+    Positions,
+    between,
+    bins_of_lengths,
+    bins_reached,
+    length_exceeded_by,
+    longer_than,
+    tokens_beyond,
+    within_grid,
+)
+
 KeyArray = npt.NDArray[np.uint64]
-Positions = npt.NDArray[np.intp]  # of bins, of rows
 _Bytes = npt.NDArray[np.uint8]
 
-LENGTH_EDGES = np.array(
-    [0, 1, 2, 3, *((4 + quarter) << octave for octave in range(18) for quarter in range(4)), 1 << 20], np.int64
-)
-"""Bin b holds the lengths with LENGTH_EDGES[b] < length <= LENGTH_EDGES[b + 1]; the last one also all longer ones."""
-LENGTH_EDGES.flags.writeable = False
-
-NUM_BINS = len(LENGTH_EDGES) - 1
-_EDGES = LENGTH_EDGES.astype(np.float64)
-_WIDTHS = np.diff(_EDGES)
-_MIDDLES = (_EDGES[:-1] + _EDGES[1:]) / 2
-_LATEST = int(LENGTH_EDGES[-2])  # a running request beyond is taken to be here
 _NO_BIN = NUM_BINS  # in a place of a ring where no rollout has been yet
 # What a rollout in each bin, and in none, adds to the rollouts above each edge and to the tokens beyond it.
 _ABOVE = np.tril(np.ones((NUM_BINS + 1, NUM_BINS + 1), np.uint8))
 _ABOVE[_NO_BIN] = 0
-_BEYOND = np.append(_MIDDLES, 0.0)[:, None] - _EDGES
+_BEYOND = np.append(MIDDLES, 0.0)[:, None] - EDGES
 _BEYOND[_ABOVE == 0] = 0.0
 _FIRST_ROWS = 64
 _START_TOKENS = 1024.0  # mean length of the unseen rollout before any has ended
@@ -91,7 +92,7 @@ class LengthForecast:
             float64 [requests]. Never raises for finite numbers. O(requests).
         """
         at = np.maximum(num_tokens, self.num_response_tokens)
-        return self._longer_than(np.arange(len(self)), _bins_reached(at), at) / self._reached
+        return self._longer_than(np.arange(len(self)), bins_reached(at), at) / self._reached
 
     def remaining_survival(self, num_more_tokens: Any) -> FloatArray:
         """Return the probability that each request goes on for more than so many tokens.
@@ -103,7 +104,7 @@ class LengthForecast:
             float64 [requests, horizons]; 1 for horizons of 0 and less. Never raises for finite numbers. O(result).
         """
         at = self.num_response_tokens[:, None] + np.maximum(num_more_tokens, 0)
-        return self._longer_than(np.arange(len(self))[:, None], _bins_reached(at), at) / self._reached[:, None]
+        return self._longer_than(np.arange(len(self))[:, None], bins_reached(at), at) / self._reached[:, None]
 
     def expected_remaining_tokens(self) -> FloatArray:
         """Return how many tokens each request is expected to emit yet, float64 [requests], >= 1. O(requests).
@@ -112,7 +113,7 @@ class LengthForecast:
         """
         ends = self._bins + 1
         leaving = self._above[np.arange(len(self)), ends] + self._overall[ends]
-        in_bin = (_EDGES[ends] - self.num_response_tokens) * (self._reached + leaving) / 2
+        in_bin = (EDGES[ends] - self.num_response_tokens) * (self._reached + leaving) / 2
         return (in_bin + self._beyond) / self._reached + 0.5
 
     def quantile(self, probability: float) -> FloatArray:
@@ -130,15 +131,13 @@ class LengthForecast:
         Complexity: O(requests x bins).
         """
         left_over = (1.0 - _checked_probability(probability)) * self._reached
-        return _length_exceeded_by(left_over, self._above + self._overall)
+        return length_exceeded_by(left_over, self._above + self._overall)
 
     def _longer_than(self, rows: Positions, bins: Positions, at: npt.NDArray[Any]) -> FloatArray:
         """Return how many rollouts, of the requests' prompts and overall, are longer than `at`, within those bins."""
         before = self._above[rows, bins] + self._overall[bins]
         after = self._above[rows, bins + 1] + self._overall[bins + 1]
-        share = np.minimum((at - _EDGES[bins]) / _WIDTHS[bins], 1.0)
-        longer: FloatArray = before + (after - before) * share
-        return longer
+        return between(before, after, bins, at)
 
 
 class LengthModel:
@@ -161,7 +160,7 @@ class LengthModel:
         window_rollouts: finished rollouts of all prompts that count, >= 1; at least those of a training step, or the
             window depends on where in the step it is looked at.
         prompt_window_rollouts: of one prompt, 1..255.
-        max_prompts: prompts kept, those whose last rollout is longest ago go first. About half a kilobyte each.
+        max_prompts: prompts kept, those whose last rollout is longest ago go first. About 800 bytes each.
         shrinkage_rollouts: how many rollouts the overall histogram counts as beside the prompt's own, > 0.
 
     Raises:
@@ -174,10 +173,10 @@ class LengthModel:
     def __init__(
         self,
         *,
-        window_rollouts: int = 4096,
-        prompt_window_rollouts: int = 64,
+        window_rollouts: int = 2048,
+        prompt_window_rollouts: int = 32,
         max_prompts: int = 16384,
-        shrinkage_rollouts: float = 8.0,
+        shrinkage_rollouts: float = 16.0,
     ) -> None:
         self.window_rollouts = _setting(window_rollouts, "window_rollouts", most=1 << 24)
         self.prompt_window_rollouts = _setting(prompt_window_rollouts, "prompt_window_rollouts", most=255)
@@ -188,7 +187,7 @@ class LengthModel:
     def _forget(self) -> None:
         self._window: deque[int] = deque()  # bins of the last rollouts of all prompts
         self._histogram = np.zeros(NUM_BINS)
-        self._passing: FloatArray = np.zeros(NUM_BINS)  # running requests beyond each bin, and a share of those inside
+        self._passing = np.zeros(NUM_BINS)  # running requests beyond each bin, and a share of those inside
         self._overall: tuple[FloatArray, FloatArray] | None = None
         self._rows: dict[int, int] = {}  # of prompts, in order of their last rollout; row 0 is for all others
         self._num_seen = [0] * _FIRST_ROWS  # rollouts
@@ -219,7 +218,7 @@ class LengthModel:
 
         Complexity: O(rollouts x bins), some 5 us each.
         """
-        keys, lengths = _parallel(prompt_keys, num_response_tokens)
+        keys, lengths = parallel_arrays(prompt_keys, num_response_tokens)
         for key, its_bin in zip(keys.tolist(), bins_of_lengths(lengths).tolist(), strict=True):
             self._push_overall(its_bin)
             self._push(self._row_of(key), its_bin)
@@ -236,13 +235,13 @@ class LengthModel:
 
         Complexity: O(requests + bins).
         """
-        so_far = _within_grid(_ints(num_response_tokens, "num_response_tokens"))
+        so_far = within_grid(int_array(num_response_tokens, "num_response_tokens"))
         if self._is_full:
             return
-        bins = _bins_reached(so_far)
+        bins = bins_reached(so_far)
         reached = np.bincount(bins, minlength=NUM_BINS)
-        inside = np.bincount(bins, (so_far - _EDGES[bins]) / _WIDTHS[bins], minlength=NUM_BINS)
-        self._passing = float(len(so_far)) - np.cumsum(reached) + inside
+        inside = np.bincount(bins, (so_far - EDGES[bins]) / WIDTHS[bins], minlength=NUM_BINS)
+        self._passing = np.asarray(len(so_far) - np.cumsum(reached) + inside, np.float64)
         self._overall = None
 
     def forecast(self, prompt_keys: KeyArray, num_response_tokens: IntArray) -> LengthForecast:
@@ -257,9 +256,9 @@ class LengthModel:
 
         Complexity: O(requests), about 40 us for 256.
         """
-        keys, lengths = _parallel(prompt_keys, num_response_tokens)
-        so_far = _within_grid(lengths)
-        bins, rows = _bins_reached(so_far), self._rows_of(keys)
+        keys, lengths = parallel_arrays(prompt_keys, num_response_tokens)
+        so_far = within_grid(lengths)
+        bins, rows = bins_reached(so_far), self._rows_of(keys)
         above, beyond = self._estimate()
         weight = self.shrinkage_rollouts
         beyond_bin = self._beyond[rows, bins + 1] + weight * beyond[bins + 1]
@@ -279,7 +278,19 @@ class LengthModel:
             ValueError: not 0 < probability < 1.
         """
         left_over = np.array([1.0 - _checked_probability(probability)])
-        return float(_length_exceeded_by(left_over, self._estimate()[0][None])[0])
+        return float(length_exceeded_by(left_over, self._estimate()[0][None])[0])
+
+    def prompt_rollouts_longer_than(self, num_tokens: FloatArray, *, prompt_keys: KeyArray) -> FloatArray:
+        """Return how many of each prompt's last rollouts are longer than so many tokens; 0 of prompts not known.
+
+        Args:
+            num_tokens: >= 0, [thresholds].
+            prompt_keys: uint64 [requests].
+
+        Returns:
+            float64 [requests, thresholds]; fractions, as lengths are known by their bin. O(result).
+        """
+        return longer_than(np.asarray(num_tokens), self._above, self._rows_of(prompt_keys)[:, None])
 
     def state(self) -> dict[str, Any]:
         """Return what was learned, as arrays: bins of the window, and of each prompt. Settings are not in it.
@@ -301,10 +312,9 @@ class LengthModel:
             KeyError: a part is missing. TypeError, ValueError: not arrays of ints, a bin that does not exist, a prompt
             named twice, or counts that do not fit. Nothing changes then.
         """
-        window, keys, counts, bins = (_ints(state[name], name) for name in _STATE)
-        for name, part in (("window", window), ("prompt_bins", bins)):
-            if len(part) and not 0 <= part.min() <= part.max() < NUM_BINS:
-                raise ValueError(f"{name} holds {part.min()} to {part.max()}; bins are 0..{NUM_BINS - 1}")
+        window, keys, counts, bins = (int_array(state[name], name) for name in _STATE)
+        check_range(window, "window", below=NUM_BINS)
+        check_range(bins, "prompt_bins", below=NUM_BINS)
         if len(keys) != len(counts) or (counts < 1).any() or counts.sum() != len(bins):
             raise ValueError("prompt_keys, prompt_num_rollouts and prompt_bins do not belong together")
         if len(np.unique(keys)) != len(keys):
@@ -329,8 +339,8 @@ class LengthModel:
         The share is a product over bins: of those that enter one, how many leave it.
         """
         if self._overall is None:
-            mean = (_START_TOKENS + float(self._histogram @ _MIDDLES)) / (1 + len(self._window))
-            unseen = 1.0 / np.square(1.0 + _EDGES / mean)
+            mean = (_START_TOKENS + float(self._histogram @ MIDDLES)) / (1 + len(self._window))
+            unseen = 1.0 / np.square(1.0 + EDGES / mean)
             unseen[-1] = 0.0
             ending = self._histogram + unseen[:-1] - unseen[1:]
             entering = np.cumsum(ending[::-1])[::-1]
@@ -338,7 +348,7 @@ class LengthModel:
                 entering = entering + self._passing
             above = np.ones(NUM_BINS + 1)
             np.cumprod(1.0 - ending / entering, out=above[1:])
-            self._overall = above, _tokens_beyond(above)
+            self._overall = above, tokens_beyond(above)
         return self._overall
 
     def _rows_of(self, keys: KeyArray) -> Positions:
@@ -394,46 +404,15 @@ class LengthModel:
         return in_order
 
 
-def bins_of_lengths(num_tokens: IntArray) -> Positions:
-    """Return the bin of each final length; 0 counts as 1."""
-    return np.minimum(np.maximum(np.searchsorted(LENGTH_EDGES, num_tokens) - 1, 0), NUM_BINS - 1)
-
-
-def _within_grid(num_response_tokens: npt.NDArray[Any]) -> IntArray:
-    within: IntArray = np.minimum(np.maximum(num_response_tokens, 0), _LATEST).astype(np.int64)
-    return within
-
-
-def _bins_reached(num_tokens: npt.NDArray[Any]) -> Positions:
-    """Return the bin in which requests of so many tokens, >= 0, are."""
-    return np.minimum(np.searchsorted(LENGTH_EDGES, num_tokens, side="right") - 1, NUM_BINS - 1)
-
-
-def _tokens_beyond(above: FloatArray) -> FloatArray:
-    """Return, of rollouts counted above each edge, the sum of what they have beyond it; along the last axis."""
-    beyond = np.zeros_like(above)
-    areas = (above[..., :-1] + above[..., 1:]) * (_WIDTHS / 2)
-    np.cumsum(areas[..., ::-1], axis=-1, out=beyond[..., -2::-1])
-    return beyond
-
-
-def _length_exceeded_by(num_rollouts: FloatArray, above: FloatArray) -> FloatArray:
-    """Return for each row of rollouts above each edge the length that so many of them exceed."""
-    bins = np.count_nonzero(above > num_rollouts[:, None], axis=1) - 1
-    rows = np.arange(len(above))
-    before, after = above[rows, bins], above[rows, bins + 1]
-    tokens: FloatArray = _EDGES[bins] + (before - num_rollouts) / (before - after) * _WIDTHS[bins]
-    return tokens
-
-
 def _checked_probability(probability: float) -> float:
     if not 0.0 < probability < 1.0:
         raise ValueError(f"probability is {probability}; it must be 0 < probability < 1")
     return probability
 
 
-def _parallel(prompt_keys: Any, num_response_tokens: Any) -> tuple[KeyArray, IntArray]:
-    keys, lengths = _ints(prompt_keys, "prompt_keys"), _ints(num_response_tokens, "num_response_tokens")
+def parallel_arrays(prompt_keys: Any, num_response_tokens: Any) -> tuple[KeyArray, IntArray]:
+    """Return keys and lengths, or raise TypeError or ValueError unless they are arrays of ints of one length."""
+    keys, lengths = int_array(prompt_keys, "prompt_keys"), int_array(num_response_tokens, "num_response_tokens")
     if len(keys) != len(lengths):
         raise ValueError(
             f"prompt_keys has {len(keys)} entries, num_response_tokens {len(lengths)}; they describe the same rollouts"
@@ -441,7 +420,8 @@ def _parallel(prompt_keys: Any, num_response_tokens: Any) -> tuple[KeyArray, Int
     return keys, lengths
 
 
-def _ints(values: Any, name: str) -> npt.NDArray[Any]:
+def int_array(values: Any, name: str) -> npt.NDArray[Any]:
+    """Return values as an array, or raise TypeError or ValueError unless it is a one-dimensional one of ints."""
     array = np.asarray(values)
     if array.ndim != 1:
         raise ValueError(f"{name} has {array.ndim} dimensions; it must have one, with an entry a rollout")
@@ -450,6 +430,12 @@ def _ints(values: Any, name: str) -> npt.NDArray[Any]:
             raise TypeError(f"{name} holds {array.dtype}; it must hold ints")
         return array.astype(np.int64)
     return array
+
+
+def check_range(array: npt.NDArray[Any], name: str, *, below: int) -> None:
+    """Raise ValueError unless all entries are 0 <= entry < below."""
+    if len(array) and not 0 <= array.min() <= array.max() < below:
+        raise ValueError(f"{name} holds {array.min()} to {array.max()}; it must be 0 <= entry < {below}")
 
 
 def _setting(value: Any, name: str, *, most: int) -> int:
