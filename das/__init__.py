@@ -15,11 +15,15 @@ from das.budget import (
     RunningRequests,
     UnlimitedBudget,
 )
+from das.class_budget import LengthClassBudget
 from das.confidence import Confidence
 from das.drafter import Drafter
 from das.history import HistoryStatistics, RolloutHistory
 from das.latency import LatencyEstimator, LatencyFit, LatencyModel, fit_latency
 from das.latency_presets import LatencyPreset, latency_preset
+from das.length_classes import LengthClass, LengthClasses
+from das.length_grid import LENGTH_EDGES
+from das.lengths import LengthForecast, LengthModel
 from das.metrics import AcceptanceCounters, summarise
 from das.rollout import Rollout, prompt_key
 from das.step import StepDrafts, plan_step
@@ -28,6 +32,7 @@ from das.throughput_budget import ThroughputBudget
 __version__ = "0.1.0"
 
 __all__ = [
+    "LENGTH_EDGES",
     "AcceptanceCounters",
     "BudgetPolicy",
     "Confidence",
@@ -41,6 +46,11 @@ __all__ = [
     "LatencyFit",
     "LatencyModel",
     "LatencyPreset",
+    "LengthClass",
+    "LengthClassBudget",
+    "LengthClasses",
+    "LengthForecast",
+    "LengthModel",
     "NoDraft",
     "PriceBudget",
     "Rollout",

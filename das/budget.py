@@ -179,11 +179,7 @@ class PriceBudget(_ConstantBudget):
     __slots__ = ()
 
     def __init__(self, *, min_survival: float = 0.15, max_draft_tokens: int = 16) -> None:
-        if isinstance(min_survival, bool) or not isinstance(min_survival, (int, float)):
-            raise TypeError(f"min_survival must be a number, not {type(min_survival).__name__}")
-        if not 0.0 <= min_survival <= 1.0:
-            raise ValueError(f"min_survival is {min_survival}; it must be 0 <= min_survival <= 1")
-        super().__init__(check_draft_length(max_draft_tokens), float(min_survival))
+        super().__init__(check_draft_length(max_draft_tokens), check_min_survival(min_survival))
 
 
 class NoDraft(_ConstantBudget):
@@ -226,9 +222,17 @@ def _checked_array(
         raise ValueError(f"{name} holds {max(values, key=abs)}, which is out of range") from None
 
 
-def check_draft_length(max_draft_tokens: int) -> int:
-    if isinstance(max_draft_tokens, bool) or not isinstance(max_draft_tokens, int):
-        raise TypeError(f"max_draft_tokens must be an int, not {type(max_draft_tokens).__name__}")
-    if not 0 <= max_draft_tokens <= 64:
-        raise ValueError(f"max_draft_tokens is {max_draft_tokens}; it must be 0 <= max_draft_tokens <= 64")
-    return max_draft_tokens
+def check_draft_length(num_tokens: int, name: str = "max_draft_tokens") -> int:
+    if isinstance(num_tokens, bool) or not isinstance(num_tokens, int):
+        raise TypeError(f"{name} must be an int, not {type(num_tokens).__name__}")
+    if not 0 <= num_tokens <= 64:
+        raise ValueError(f"{name} is {num_tokens}; it must be 0 <= {name} <= 64")
+    return num_tokens
+
+
+def check_min_survival(min_survival: float) -> float:
+    if isinstance(min_survival, bool) or not isinstance(min_survival, (int, float)):
+        raise TypeError(f"min_survival must be a number, not {type(min_survival).__name__}")
+    if not 0.0 <= min_survival <= 1.0:
+        raise ValueError(f"min_survival is {min_survival}; it must be 0 <= min_survival <= 1")
+    return float(min_survival)

@@ -9,11 +9,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from enum import IntEnum
-from typing import Any
+from itertools import repeat
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from das.length_grid import NUM_BINS, FloatArray, IntArray, bins_of_lengths, longer_than, within_grid
+from das.length_grid import (
+    NUM_BINS,
+    FloatArray,
+    IntArray,
+    bins_of_lengths,
+    length_exceeded_by,
+    longer_than,
+    within_grid,
+)
 from das.lengths import KeyArray, LengthModel, check_range, int_array, parallel_arrays
 
 _MOST_REQUESTS = 16384  # whose classes are remembered
@@ -68,13 +77,13 @@ class LengthClasses:
 
     def _forget(self) -> None:
         self._window: deque[tuple[int, int]] = deque()  # initial class and bin of the last rollouts
-        self._histograms = np.zeros((_CLASSES, NUM_BINS))  # by initial class
-        self._requests: dict[int, tuple[int, int]] = {}  # initial and present class, by request number
-        self._learned: tuple[FloatArray, FloatArray] | None = None
+        self._above = np.zeros((_CLASSES, NUM_BINS + 1))  # of these, longer than each edge, by initial class
+        self._requests: dict[int, int] = {}  # 3 * initial + present class, by request number
+        self._learned: _Learned | None = None
 
     def thresholds(self) -> tuple[float, float]:
         """Return the lengths, in tokens, beyond which a rollout is Medium, and Long. O(1), O(bins) after a rollout."""
-        medium, long = self._tables()[0].tolist()
+        medium, long = self._learn().thresholds.tolist()
         return medium, long
 
     def observe_finished(self, prompt_keys: KeyArray, num_response_tokens: IntArray) -> None:
@@ -102,11 +111,9 @@ class LengthClasses:
         Args:
             prompt_keys: which prompt each answers, uint64 [requests].
         """
-        at = np.append(0.0, self._tables()[0])
+        at = np.append(0.0, self._learn().thresholds)
         longer = self.lengths.prompt_rollouts_longer_than(at, prompt_keys=prompt_keys)
-        likeliest = _likeliest(longer)
-        likeliest[longer[:, 0] == 0] = LengthClass.MEDIUM
-        return likeliest
+        return np.where(longer[:, 0] > 0, _likeliest(*longer.T), int(LengthClass.MEDIUM))
 
     def probabilities(self, initial_classes: IntArray, num_response_tokens: IntArray) -> FloatArray:
         """Return P(class | tokens so far, initial class), float64 [requests, 3]: Short, Medium, Long. O(requests).
@@ -115,9 +122,8 @@ class LengthClasses:
             initial_classes: 0..2, int64 [requests].
             num_response_tokens: of each so far, int64 [requests].
         """
-        longer = self._longer(initial_classes, num_response_tokens)
-        longer = np.append(longer / longer[:, :1], np.zeros((len(longer), 1)), axis=1)
-        return longer[:, :-1] - longer[:, 1:]
+        reached, medium_or_long, long = self._longer(initial_classes, num_response_tokens)
+        return np.stack([reached - medium_or_long, medium_or_long - long, long], axis=1) / reached[:, None]
 
     def classes(self, request_numbers: IntArray, prompt_keys: KeyArray, num_response_tokens: IntArray) -> IntArray:
         """Return the present class of each running request, and remember it: it is the least one from here on.
@@ -134,16 +140,15 @@ class LengthClasses:
         Complexity: O(requests), about 80 us for 256.
         """
         numbers = request_numbers.tolist()
-        if not numbers:
-            return np.zeros(0, np.int64)
-        if not self._requests.keys() >= set(numbers):
+        known = self._known(numbers)
+        if len(known) and known.min() < 0:
             self._start(numbers, prompt_keys)
-        known = np.array([self._requests[number] for number in numbers], np.int64)
-        initial, present = known[:, 0], known[:, 1]
-        likeliest = _likeliest(self._longer(initial, num_response_tokens))
-        for position in np.flatnonzero(likeliest > present).tolist():
-            self._requests[numbers[position]] = (int(initial[position]), int(likeliest[position]))
-        return np.maximum(likeliest, present)
+            known = self._known(numbers)
+        initial, before = known // _CLASSES, known % _CLASSES
+        present = np.maximum(before, _likeliest(*self._longer(initial, num_response_tokens)))
+        for position in np.flatnonzero(present > before).tolist():
+            self._requests[numbers[position]] = int(_CLASSES * initial[position] + present[position])
+        return present
 
     def state(self) -> dict[str, Any]:
         """Return what was learned, as arrays and a state of `lengths`; nothing of running requests."""
@@ -170,38 +175,56 @@ class LengthClasses:
     def __repr__(self) -> str:
         return f"LengthClasses({self.lengths}, medium_above={self.medium_above:g}, long_above={self.long_above:g})"
 
+    def _known(self, numbers: list[int]) -> IntArray:
+        """Return what is remembered of requests, -1 where nothing is."""
+        return np.fromiter(map(self._requests.get, numbers, repeat(-1)), np.int64, len(numbers))
+
     def _start(self, numbers: list[int], prompt_keys: KeyArray) -> None:
-        initial = self.initial_classes(prompt_keys).tolist()
-        for number, its_class in zip(numbers, initial, strict=True):
-            self._requests[number] = self._requests.pop(number, (its_class, its_class))
+        """Remember the initial class of new requests, and these requests longer than others."""
+        for number, initial in zip(numbers, self.initial_classes(prompt_keys).tolist(), strict=True):
+            self._requests[number] = self._requests.pop(number, (_CLASSES + 1) * initial)
         while len(self._requests) > max(_MOST_REQUESTS, len(numbers)):
             del self._requests[next(iter(self._requests))]
 
     def _push(self, its_class: int, its_bin: int) -> None:
         if len(self._window) == self.lengths.window_rollouts:
-            self._histograms[self._window.popleft()] -= 1.0
+            oldest_class, oldest_bin = self._window.popleft()
+            self._above[oldest_class, : oldest_bin + 1] -= 1.0
         self._window.append((its_class, its_bin))
-        self._histograms[its_class, its_bin] += 1.0
+        self._above[its_class, : its_bin + 1] += 1.0
 
-    def _tables(self) -> tuple[FloatArray, FloatArray]:
-        """Return the thresholds, and by initial class the rollouts longer than each edge, shrunk to those of all."""
+    def _learn(self) -> _Learned:
         if self._learned is None:
-            lengths = self.lengths
-            thresholds = np.array([lengths.quantile(self.medium_above), lengths.quantile(self.long_above)])
-            above = np.zeros((_CLASSES, NUM_BINS + 1))
-            np.cumsum(self._histograms[:, ::-1], axis=1, out=above[:, -2::-1])
-            self._learned = thresholds, above + lengths.shrinkage_rollouts * lengths.survival_at_edges()
+            overall = self.lengths.survival_at_edges()
+            shares = np.array([1.0 - self.medium_above, 1.0 - self.long_above])
+            thresholds = length_exceeded_by(shares, np.broadcast_to(overall, (2, len(overall))))
+            above = self._above + self.lengths.shrinkage_rollouts * overall
+            self._learned = _Learned(thresholds, above, longer_than(thresholds, above, np.arange(_CLASSES)[:, None]))
         return self._learned
 
-    def _longer(self, initial_classes: IntArray, num_response_tokens: IntArray) -> FloatArray:
+    def _longer(self, initial_classes: IntArray, num_response_tokens: IntArray) -> tuple[FloatArray, ...]:
         """Return how many rollouts like each request got as far as it, and of these beyond each threshold."""
-        thresholds, above = self._tables()
-        so_far = within_grid(num_response_tokens)[:, None]
-        return longer_than(np.maximum(so_far, np.append(0.0, thresholds)), above, initial_classes[:, None])
+        learned = self._learn()
+        reached = longer_than(within_grid(num_response_tokens), learned.above, initial_classes)
+        return reached, *(np.minimum(reached, beyond[initial_classes]) for beyond in learned.above_thresholds.T)
 
 
-def _likeliest(longer: FloatArray) -> IntArray:
-    """Return the class of most rollouts, given how many are of any, of a longer one than Short, and Long."""
-    short, medium, long = longer[:, 0] - longer[:, 1], longer[:, 1] - longer[:, 2], longer[:, 2]
+class _Learned(NamedTuple):
+    """What classes are found from.
+
+    Args:
+        thresholds: tokens, of Medium and Long.
+        above: rollouts longer than each edge, by initial class, shrunk to those of all [3, edges].
+        above_thresholds: and longer than the thresholds [3, 2].
+    """
+
+    thresholds: FloatArray
+    above: FloatArray
+    above_thresholds: FloatArray
+
+
+def _likeliest(rollouts: FloatArray, medium_or_long: FloatArray, long: FloatArray) -> IntArray:
+    """Return the class of most rollouts; of equals the longer one."""
+    medium, short = medium_or_long - long, rollouts - medium_or_long
     is_long = (long >= medium) & (long >= short)
     return np.where(is_long, int(LengthClass.LONG), np.where(medium >= short, int(LengthClass.MEDIUM), 0))
