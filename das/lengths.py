@@ -42,7 +42,6 @@ _BEYOND = np.append(MIDDLES, 0.0)[:, None] - EDGES
 _BEYOND[_ABOVE == 0] = 0.0
 _FIRST_ROWS = 64
 _START_TOKENS = 1024.0  # mean length of the unseen rollout before any has ended
-_STATE = ("window", "prompt_keys", "prompt_num_rollouts", "prompt_bins")
 
 
 class LengthForecast:
@@ -312,7 +311,9 @@ class LengthModel:
             KeyError: a part is missing. TypeError, ValueError: not arrays of ints, a bin that does not exist, a prompt
             named twice, or counts that do not fit. Nothing changes then.
         """
-        window, keys, counts, bins = (int_array(state[name], name) for name in _STATE)
+        keys = int_array(state["prompt_keys"], "prompt_keys", np.uint64)
+        names = ("window", "prompt_num_rollouts", "prompt_bins")
+        window, counts, bins = (int_array(state[name], name) for name in names)
         check_range(window, "window", below=NUM_BINS)
         check_range(bins, "prompt_bins", below=NUM_BINS)
         if len(keys) != len(counts) or (counts < 1).any() or counts.sum() != len(bins):
@@ -412,7 +413,8 @@ def _checked_probability(probability: float) -> float:
 
 def parallel_arrays(prompt_keys: Any, num_response_tokens: Any) -> tuple[KeyArray, IntArray]:
     """Return keys and lengths, or raise TypeError or ValueError unless they are arrays of ints of one length."""
-    keys, lengths = int_array(prompt_keys, "prompt_keys"), int_array(num_response_tokens, "num_response_tokens")
+    keys = int_array(prompt_keys, "prompt_keys", np.uint64)
+    lengths = int_array(num_response_tokens, "num_response_tokens")
     if len(keys) != len(lengths):
         raise ValueError(
             f"prompt_keys has {len(keys)} entries, num_response_tokens {len(lengths)}; they describe the same rollouts"
@@ -420,16 +422,24 @@ def parallel_arrays(prompt_keys: Any, num_response_tokens: Any) -> tuple[KeyArra
     return keys, lengths
 
 
-def int_array(values: Any, name: str) -> npt.NDArray[Any]:
-    """Return values as an array, or raise TypeError or ValueError unless it is a one-dimensional one of ints."""
-    array = np.asarray(values)
+def int_array(values: Any, name: str, dtype: type[np.integer[Any]] = np.int64) -> npt.NDArray[Any]:
+    """Return values as an array, of `dtype` where they are none yet.
+
+    Raises:
+        TypeError: not ints. ValueError: not one-dimensional, or beyond the dtype.
+    """
+    array = values if isinstance(values, np.ndarray) else np.array(values, object)  # keys beyond 2**63 stay ints
     if array.ndim != 1:
         raise ValueError(f"{name} has {array.ndim} dimensions; it must have one, with an entry a rollout")
-    if array.dtype.kind not in "iu":
-        if len(array):
-            raise TypeError(f"{name} holds {array.dtype}; it must hold ints")
-        return array.astype(np.int64)
-    return array
+    if array.dtype.kind in "iu":
+        return array
+    for value in array.tolist():
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+            raise TypeError(f"{name} holds {value!r}, a {type(value).__name__}; it must hold ints")
+    try:
+        return array.astype(dtype)
+    except OverflowError:
+        raise ValueError(f"{name} holds an int beyond {np.dtype(dtype).name}") from None
 
 
 def check_range(array: npt.NDArray[Any], name: str, *, below: int) -> None:
