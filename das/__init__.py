@@ -32,7 +32,6 @@ from das.throughput_budget import ThroughputBudget
 __version__ = "0.1.0"
 
 __all__ = [
-    "LENGTH_EDGES",
     "AcceptanceCounters",
     "BudgetPolicy",
     "Confidence",
@@ -42,6 +41,7 @@ __all__ = [
     "FinishedRollouts",
     "FixedBudget",
     "HistoryStatistics",
+    "LENGTH_EDGES",
     "LatencyEstimator",
     "LatencyFit",
     "LatencyModel",
