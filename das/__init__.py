@@ -22,7 +22,6 @@ from das.history import HistoryStatistics, RolloutHistory
 from das.latency import LatencyEstimator, LatencyFit, LatencyModel, fit_latency
 from das.latency_presets import LatencyPreset, latency_preset
 from das.length_classes import LengthClass, LengthClasses
-from das.length_grid import LENGTH_EDGES
 from das.lengths import LengthForecast, LengthModel
 from das.metrics import AcceptanceCounters, summarise
 from das.rollout import Rollout, prompt_key
@@ -41,7 +40,6 @@ __all__ = [
     "FinishedRollouts",
     "FixedBudget",
     "HistoryStatistics",
-    "LENGTH_EDGES",
     "LatencyEstimator",
     "LatencyFit",
     "LatencyModel",

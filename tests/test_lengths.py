@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from length_oracle import EDGES, Oracle
 
-from das import LENGTH_EDGES, LengthModel
+from das import LengthModel
+from das.length_grid import LENGTH_EDGES
 
 KEYS = [0, 7, 2**64 - 1]
 lengths = st.one_of(st.integers(1, 40), st.integers(1, 5000), st.sampled_from(EDGES[1:]), st.just(1 << 21))
