@@ -226,6 +226,8 @@ class LengthModel:
     def observe_running(self, num_response_tokens: IntArray) -> None:
         """Take note of all requests that run now, instead of those noted before. No effect once the window is full.
 
+        To be told again after rollouts have ended: until then these count twice.
+
         Args:
             num_response_tokens: of each so far, int64.
 
