@@ -21,6 +21,7 @@ from das.drafter import Drafter
 from das.history import HistoryStatistics, RolloutHistory
 from das.latency import LatencyEstimator, LatencyFit, LatencyModel, fit_latency
 from das.latency_presets import LatencyPreset, latency_preset
+from das.length_budget import LengthAwareBudget
 from das.length_classes import LengthClass, LengthClasses
 from das.lengths import LengthForecast, LengthModel
 from das.metrics import AcceptanceCounters, summarise
@@ -44,6 +45,7 @@ __all__ = [
     "LatencyFit",
     "LatencyModel",
     "LatencyPreset",
+    "LengthAwareBudget",
     "LengthClass",
     "LengthClassBudget",
     "LengthClasses",

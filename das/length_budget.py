@@ -1,4 +1,4 @@
-"""The length-aware price: a pass is worth most to the requests that will end last, since they decide when the batch ends.
+"""The length-aware price: a pass is worth most to the requests that end last, since they decide when the batch ends.
 
 `ThroughputBudget` spreads what a pass costs evenly over the requests in it. That is right while there is always another
 request to take a place that becomes free. A batch that must end as a whole takes as many passes as its last request:
@@ -8,6 +8,7 @@ last one. So that probability is the request's share of the pass, and the rest i
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from das.throughput_budget import ThroughputBudget
 _HORIZONS = 2.0 ** np.arange(2.0, 17.5, 0.5)  # decode steps from now
 _START_STEPS = 20.0  # decode steps of usual speed that a request counts as before its own
 _CALLS_KEPT = 8  # decode steps between looks at the lengths, which change slowly
+_LOOKS = (0.2113, 0.7887)  # where in a stretch of the horizon integrands are looked at (Gauss, two points)
 _STARTS = np.array([0.125, 0.375, 0.625, 0.875])  # of requests that wait, as parts of the time until none does
 
 
@@ -123,12 +125,12 @@ class LengthAwareBudget(ThroughputBudget):
         self._numbers, self._chances = requests.request_numbers[order], chances[order]
 
     def _chances_of_ending_last(self, requests: RunningRequests) -> FloatArray:
-        """Return each request's chance, and its part of the chance that one which waits now ends last; they sum to 1."""
+        """Return each request's chance, with its part of the chance that one which waits now ends last; the sum is 1."""
         forecast = self.lengths.forecast(requests.prompt_keys, requests.num_response_tokens)
         usual = self.tokens_per_decode_step
         speeds = (requests.num_emitted_tokens + _START_STEPS * usual) / (requests.num_decode_steps + _START_STEPS)
         ended = 1.0 - _smoothed(forecast.remaining_survival(speeds[:, None] * _HORIZONS))
-        waiting = np.zeros(len(_HORIZONS) + 1)
+        waiting = np.zeros((len(_LOOKS), len(_HORIZONS) + 1))
         if requests.num_waiting:
             left = float((forecast.expected_remaining_tokens() / speeds).sum())
             waiting = self._waiting_ended(requests.num_waiting, len(requests), left)
@@ -137,7 +139,7 @@ class LengthAwareBudget(ThroughputBudget):
         return chances + rest / len(requests)
 
     def _waiting_ended(self, num_waiting: int, num_running: int, running_steps: float) -> FloatArray:
-        """Return for each step of the horizon the logarithm of the probability that all which wait have ended by then.
+        """Return the logarithm of the probability that all which wait have ended, at each look at each stretch of time.
 
         They start at even distances in the time that the places need for what runs and waits now.
         """
@@ -146,8 +148,7 @@ class LengthAwareBudget(ThroughputBudget):
         drained = (running_steps + max(0, num_waiting - num_running) * mean_tokens / usual) / num_running
         tokens = usual * (_HORIZONS - drained * _STARTS[:, None])
         ended = 1.0 - _smoothed(np.interp(tokens, LENGTH_EDGES, survival))
-        logs: FloatArray = num_waiting / len(_STARTS) * np.log(_middles(ended)).sum(axis=0)
-        return logs
+        return np.array([num_waiting / len(_STARTS) * np.log(look).sum(axis=0) for look in _looks(ended)])
 
     def _forget_chances(self) -> None:
         self._num_calls = 0
@@ -160,27 +161,28 @@ def chances_to_be_largest(cumulative: FloatArray, others: FloatArray) -> FloatAr
     Args:
         cumulative: of each number the probability to be below each edge of a grid, [numbers, edges]; what is missing to
             1 at the last edge lies beyond it.
-        others: of each of the edges + 1 stretches the logarithm of the probability that all numbers beside these are
-            below its middle, [edges + 1]; 0 where there are none.
+        others: of numbers beside these the logarithm of the probability that all are below, at `_LOOKS` in each of the
+            edges + 1 stretches, [looks, edges + 1]; 0 where there are none.
 
     Returns:
-        float64 [numbers]. Without others they sum to about 1: within a stretch numbers count as halfway one before the
-        other, and the result is scaled to sum to 1 at most. Never raises for probabilities. O(numbers x edges).
+        float64 [numbers], the integral over all values of a number's density times the probability that all others are
+        below. Without others scaled to sum to 1, else to at most 1. Never raises for probabilities. O(numbers x edges).
     """
     masses = np.diff(cumulative, axis=1, prepend=0.0, append=1.0)
-    logs = np.log(_middles(cumulative))
-    chances: FloatArray = (masses * np.exp(logs.sum(axis=0) + others - logs)).sum(axis=1)
+    chances = np.zeros(len(cumulative))
+    for others_there, logs in zip(others, map(np.log, _looks(cumulative)), strict=True):
+        chances += (masses * np.exp(logs.sum(axis=0) + others_there - logs)).sum(axis=1) / len(_LOOKS)
     total = float(chances.sum())
     if total > 1.0 or (total > 0.0 and not others.any()):
         chances /= total
     return chances
 
 
-def _middles(cumulative: FloatArray) -> FloatArray:
-    """Return the probability to be below the middle of each stretch, never 0."""
-    below = np.concatenate([np.zeros((len(cumulative), 1)), cumulative], axis=1)
-    above = np.concatenate([cumulative, np.ones((len(cumulative), 1))], axis=1)
-    return np.maximum((below + above) / 2, 1e-12)
+def _looks(cumulative: FloatArray) -> Iterator[FloatArray]:
+    """Return for each of `_LOOKS` the probabilities to be below it, [numbers, stretches], never 0."""
+    edges = np.concatenate([np.zeros((len(cumulative), 1)), cumulative, np.ones((len(cumulative), 1))], axis=1)
+    for look in _LOOKS:
+        yield np.maximum(edges[:, :-1] * (1.0 - look) + edges[:, 1:] * look, 1e-12)
 
 
 def _smoothed(survival: FloatArray) -> FloatArray:

@@ -172,6 +172,7 @@ def test_help_documents_every_key(log: Path, capsys: pytest.CaptureFixture[str])
 def test_every_policy_has_its_own_default(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     latency = "LatencyModel(c_base_ms=5.0, c_tok_ms=0.025, c_kv_ms=0.0, c_engine_ms=0.0)"
     for policy, shown in {
+        "length-aware": f"LengthAwareBudget(latency={latency}, max_draft_tokens=16, length_weight=0.5)",
         "throughput": f"ThroughputBudget(latency={latency}, max_draft_tokens=16)",
         "class": "LengthClassBudget(long=16, medium=8, short=0, min_survival=0)",
         "fixed": "FixedBudget(max_draft_tokens=8, min_survival=0)",
@@ -180,7 +181,7 @@ def test_every_policy_has_its_own_default(log: Path, capsys: pytest.CaptureFixtu
         "none": "NoDraft(max_draft_tokens=0, min_survival=inf)",
     }.items():
         assert json.loads(replayed(capsys, log, "--json", "--policy", policy))["settings"]["policy"] == shown
-    assert json.loads(replayed(capsys, log, "--json"))["settings"]["policy"].startswith("ThroughputBudget(")
+    assert json.loads(replayed(capsys, log, "--json"))["settings"]["policy"].startswith("LengthAwareBudget(")
 
 
 @pytest.mark.parametrize(
@@ -196,7 +197,9 @@ def test_latency_by_preset_or_coefficients(
     log: Path, capsys: pytest.CaptureFixture[str], text: str, shown: str
 ) -> None:
     found = json.loads(replayed(capsys, log, "--json", "--latency", text, "--max-draft-tokens", 3))
-    assert found["settings"]["policy"] == f"ThroughputBudget(latency=LatencyModel({shown}), max_draft_tokens=3)"
+    assert found["settings"]["policy"].startswith(
+        f"LengthAwareBudget(latency=LatencyModel({shown}), max_draft_tokens=3,"
+    )
 
 
 # Errors.
@@ -206,10 +209,10 @@ def test_latency_by_preset_or_coefficients(
     ("args", "message"),
     [
         (["--policy", "nope"], r"Invalid value for '--policy': 'nope' is not one of .*\."),
-        (["--min-survival", "0.2"], r"--min-survival goes with --policy class, price, not with throughput\."),
+        (["--min-survival", "0.2"], r"--min-survival goes with --policy class, price, not with length-aware\."),
         (
             ["--policy", "none", "--max-draft-tokens", "4"],
-            r"--max-draft-tokens goes with --policy throughput, fixed, price, unlimited, not with none\.",
+            r"--max-draft-tokens goes with --policy length-aware, throughput, fixed, price, unlimited, not with none\.",
         ),
         (["--latency", "0,0"], r"Invalid value for '--latency': c_base_ms and c_tok_ms are both 0; one must .*\."),
         (

@@ -20,11 +20,11 @@ from das._drafts import Draft
 from das.budget import BudgetPolicy
 from das.drafter import Drafter, Shape, check_shape
 from das.history import HistoryStatistics, RolloutHistory
+from das.length_budget import LengthAwareBudget
 from das.metrics import AcceptanceCounters, summarise
 from das.reliability import Figures, Reliability, reliability_of
 from das.rollout import Rollout
 from das.step import StepDrafts, check_widths, plan_step
-from das.throughput_budget import ThroughputBudget
 
 Order = Literal["step", "lockstep"]
 _Plan = Callable[..., StepDrafts]
@@ -167,7 +167,7 @@ class Replay:
 
     Args:
         log: rollouts, in file order; without a training step they count as step 0.
-        policy: None: ThroughputBudget().
+        policy: None: LengthAwareBudget().
         group_size: samples of a prompt that run at once, >= 1.
         order: "step": all running requests draft in one `plan_step`, then all extend, as engines work. "lockstep":
             each request drafts and extends before the next one drafts.
@@ -208,7 +208,7 @@ class Replay:
                 raise ValueError(f"widths goes with order 'step', where requests share a pass, not with {order!r}")
         if drafter is None:
             drafter = Drafter(RolloutHistory(window_epochs=window_epochs, max_bytes=max_bytes))
-        self.policy: BudgetPolicy = ThroughputBudget() if policy is None else policy
+        self.policy: BudgetPolicy = LengthAwareBudget() if policy is None else policy
         self.drafter = drafter
         self._batches = list(_batches(log, group_size))
         if not self._batches:

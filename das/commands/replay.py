@@ -20,6 +20,7 @@ from das.commands.terminal import print_table, progress_bar
 from das.drafter import Drafter
 from das.history import RolloutHistory
 from das.latency import DEFAULT_LATENCY, LatencyModel
+from das.length_budget import LengthAwareBudget
 from das.metrics import summarise
 from das.reliability import Reliability
 from das.step import check_widths
@@ -27,6 +28,7 @@ from das.throughput_budget import ThroughputBudget
 
 # By name: what makes the policy, and the options that it takes.
 _POLICIES: dict[str, tuple[Callable[..., BudgetPolicy], tuple[str, ...]]] = {
+    "length-aware": (LengthAwareBudget, ("max_draft_tokens", "latency")),
     "throughput": (ThroughputBudget, ("max_draft_tokens", "latency")),
     "class": (LengthClassBudget, ("min_survival",)),
     "fixed": (FixedBudget, ("max_draft_tokens",)),
@@ -45,23 +47,24 @@ _NOTHING_SAVED = 0.01  # a smaller share of the target forwards is called nothin
     "--policy",
     "policy_name",
     type=click.Choice(list(_POLICIES)),
-    default="throughput",
+    default="length-aware",
     show_default=True,
-    help="throughput: draft while a token is worth its cost at the batch that runs now. price: while it is likely "
-    "enough. class: long requests to 16 tokens, medium ones to 8, short ones none. fixed, unlimited: to the cap.",
+    help="throughput: draft while a token is worth its cost at the batch that runs now. length-aware: the same, and a "
+    "token is worth more to requests that may end last. price: while it is likely enough. class: long requests to 16 "
+    "tokens, medium ones to 8, short ones none. fixed, unlimited: to the cap.",
 )
 @click.option(
     "--max-draft-tokens",
     metavar="N",
     type=int,
-    help="Longest draft, 0 to 64.  [default: fixed 8, throughput, price, unlimited 16]",
+    help="Longest draft, 0 to 64.  [default: fixed 8, length-aware, throughput, price, unlimited 16]",
 )
 @click.option(
     "--latency",
     metavar="PRESET|MS,MS",
     callback=latency_of,
-    help="What passes cost, for the times reported and for --policy throughput: a name from `das latency list` or "
-    "c_base_ms,c_tok_ms[,c_kv_ms[,c_engine_ms]], which `das latency fit` finds.  [default: 5,0.025]",
+    help="What passes cost, for the times reported and for the policies length-aware and throughput: a name from "
+    "`das latency list` or c_base_ms,c_tok_ms[,c_kv_ms[,c_engine_ms]], which `das latency fit` finds.  [default: 5,0.025]",
 )
 @click.option(
     "--min-survival",
@@ -168,7 +171,7 @@ def replay(
     """
     if widths is not None and order != "step":
         raise click.UsageError("--widths goes with --order step, where requests share a pass.")
-    for_policy = latency if policy_name == "throughput" else None
+    for_policy = latency if "latency" in _POLICIES[policy_name][1] else None
     policy = _policy(policy_name, max_draft_tokens=max_draft_tokens, latency=for_policy, min_survival=min_survival)
     try:
         history = RolloutHistory(window_epochs=window_epochs, max_bytes=max_bytes)
