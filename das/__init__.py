@@ -20,6 +20,7 @@ from das.drafter import Drafter
 from das.history import HistoryStatistics, RolloutHistory
 from das.latency import LatencyEstimator, LatencyFit, LatencyModel, fit_latency
 from das.latency_presets import LatencyPreset, latency_preset
+from das.makespan import optimal_budgets
 from das.metrics import AcceptanceCounters, summarise
 from das.rollout import Rollout, prompt_key
 from das.step import StepDrafts, plan_step
@@ -52,6 +53,7 @@ __all__ = [
     "UnlimitedBudget",
     "fit_latency",
     "latency_preset",
+    "optimal_budgets",
     "plan_step",
     "prompt_key",
     "summarise",
