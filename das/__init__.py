@@ -6,6 +6,7 @@ gives each request a draft budget. Importing it needs numpy only; the offline wi
 
 from das._drafts import Draft, DraftTree
 from das._suffix_tree import SuffixTree
+from das.adaptive_budget import AdaptiveBudget
 from das.budget import (
     BudgetPolicy,
     FinishedRollouts,
@@ -30,6 +31,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AcceptanceCounters",
+    "AdaptiveBudget",
     "BudgetPolicy",
     "Confidence",
     "Draft",

@@ -38,7 +38,7 @@ def least_drafts(targets, lengths, k, alpha):
 def brute_force_ms(lengths, k, alpha, c_base_ms, c_tok_ms, *, verified=False):
     """The least cost over many targets, each reached with as few draft tokens as can be."""
     least = (lengths * (1 - k)).max()
-    targets = np.append(least + (lengths.max() - least) * np.geomspace(1e-7, 1.0, 100), lengths[lengths > least])
+    targets = np.append(least + (lengths.max() - least) * np.geomspace(1e-9, 1.0, 200), lengths[lengths > least])
     drafts = least_drafts(targets, lengths, k, alpha)
     tokens = drafts.sum(axis=1)
     if verified:
