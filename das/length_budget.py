@@ -125,7 +125,7 @@ class LengthAwareBudget(ThroughputBudget):
         self._numbers, self._chances = requests.request_numbers[order], chances[order]
 
     def _chances_of_ending_last(self, requests: RunningRequests) -> FloatArray:
-        """Return each request's chance, with its part of the chance that one which waits now ends last; the sum is 1."""
+        """Return each request's chance, with its part of the chance that one that waits ends last; the sum is 1."""
         forecast = self.lengths.forecast(requests.prompt_keys, requests.num_response_tokens)
         usual = self.tokens_per_decode_step
         speeds = (requests.num_emitted_tokens + _START_STEPS * usual) / (requests.num_decode_steps + _START_STEPS)

@@ -33,7 +33,7 @@ das.drafter
 das.live_request
 das.length_budget das.class_budget das.adaptive_budget
 das.throughput_budget das.makespan das.latency_presets das.length_classes
-das.budget das.lengths das.latency
+das.budget das.lengths das.acceptance_curve das.latency
 das.history das.confidence das.length_grid
 das.prompt_record das.common_text das.reliability das.metrics
 das.prompt_tree

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.progress import MofNCompleteColumn, TextColumn
 
+from das.adaptive_budget import AdaptiveBudget
 from das.analysis.generation_time import generation_time
 from das.analysis.replay import BatchResult, Replay, ReplayResult
 from das.budget import BudgetPolicy, FixedBudget, NoDraft, PriceBudget, UnlimitedBudget
@@ -35,6 +37,10 @@ _POLICIES: dict[str, tuple[Callable[..., BudgetPolicy], tuple[str, ...]]] = {
     "price": (PriceBudget, ("max_draft_tokens", "min_survival")),
     "unlimited": (UnlimitedBudget, ("max_draft_tokens",)),
     "none": (NoDraft, ()),
+    "aimd": (partial(AdaptiveBudget, "aimd"), ("max_draft_tokens",)),
+    "beg-mab": (partial(AdaptiveBudget, "beg-mab"), ("latency", "max_running")),
+    "goodput": (partial(AdaptiveBudget, "goodput"), ("max_draft_tokens", "latency")),
+    "batch-threshold": (partial(AdaptiveBudget, "batch-threshold"), ("max_draft_tokens", "max_running")),
 }
 _METRICS = ("tokens_per_decode_step", "drafted_per_decode_step", "draft_acceptance_rate", "mean_acceptance_length")
 _MAX_BATCH_ROWS = 40  # a longer log gets one row a training step
@@ -51,20 +57,22 @@ _NOTHING_SAVED = 0.01  # a smaller share of the target forwards is called nothin
     show_default=True,
     help="throughput: draft while a token is worth its cost at the batch that runs now. length-aware: the same, and a "
     "token is worth more to requests that may end last. price: while it is likely enough. class: long requests to 16 "
-    "tokens, medium ones to 8, short ones none. fixed, unlimited: to the cap.",
+    "tokens, medium ones to 8, short ones none. fixed, unlimited: to the cap. The last four are published baselines, see "
+    "`das.AdaptiveBudget`.",
 )
 @click.option(
     "--max-draft-tokens",
     metavar="N",
     type=int,
-    help="Longest draft, 0 to 64.  [default: fixed 8, length-aware, throughput, price, unlimited 16]",
+    help="Longest draft, 0 to 64.  [default: fixed, batch-threshold 8, others 16]",
 )
 @click.option(
     "--latency",
     metavar="PRESET|MS,MS",
     callback=latency_of,
-    help="What passes cost, for the times reported and for the policies length-aware and throughput: a name from "
-    "`das latency list` or c_base_ms,c_tok_ms[,c_kv_ms[,c_engine_ms]], which `das latency fit` finds.  [default: 5,0.025]",
+    help="What passes cost, for the times reported and for --policy length-aware, throughput, beg-mab, goodput: a "
+    "name from `das latency list` or c_base_ms,c_tok_ms[,c_kv_ms[,c_engine_ms]], which `das latency fit` finds.  "
+    "[default: 5,0.025]",
 )
 @click.option(
     "--min-survival",
@@ -72,6 +80,12 @@ _NOTHING_SAVED = 0.01  # a smaller share of the target forwards is called nothin
     type=float,
     help="With --policy price, class: draft while all drafted tokens together are accepted with at least this "
     "probability.  [default: price 0.15, class 0]",
+)
+@click.option(
+    "--max-running",
+    metavar="N",
+    type=int,
+    help="With --policy beg-mab and batch-threshold: draft nothing while more requests run.  [default: 32]",
 )
 @click.option(
     "--group-size",
@@ -122,6 +136,7 @@ def replay(
     max_draft_tokens: int | None,
     latency: LatencyModel | None,
     min_survival: float | None,
+    max_running: int | None,
     group_size: int,
     order: Any,
     shape: Any,
@@ -171,8 +186,13 @@ def replay(
     """
     if widths is not None and order != "step":
         raise click.UsageError("--widths goes with --order step, where requests share a pass.")
-    for_policy = latency if "latency" in _POLICIES[policy_name][1] else None
-    policy = _policy(policy_name, max_draft_tokens=max_draft_tokens, latency=for_policy, min_survival=min_survival)
+    policy = _policy(
+        policy_name,
+        max_draft_tokens=max_draft_tokens,
+        latency=latency if "latency" in _POLICIES[policy_name][1] else None,  # any policy's times can be reported
+        min_survival=min_survival,
+        max_running=max_running,
+    )
     try:
         history = RolloutHistory(window_epochs=window_epochs, max_bytes=max_bytes)
     except ValueError as error:
