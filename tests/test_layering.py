@@ -24,7 +24,8 @@ das.analysis.report
 das.analysis.simulate
 das.analysis.generation_time
 das.analysis.replay das.analysis.inspect das.analysis.latency_sweep
-das.analysis.logs
+das.analysis.decoding das.analysis.logs
+das.analysis.logged_request
 das.analysis._log_rows
 das
 das.state

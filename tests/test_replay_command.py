@@ -256,7 +256,7 @@ def test_a_defect_is_not_a_usage_error(log: Path, monkeypatch: pytest.MonkeyPatc
     def broken(*args: object, **options: object) -> None:
         raise ValueError("broken")
 
-    monkeypatch.setattr("das.analysis.replay.plan_step", broken)
+    monkeypatch.setattr("das.analysis.decoding.plan_step", broken)
     with pytest.raises(ValueError, match="broken"):
         main(["replay", str(log)])
 

@@ -1,0 +1,133 @@
+"""Decode steps of logged requests on one drafter: what replay and simulation share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from das.analysis.logged_request import LoggedRequest, num_generated_tokens
+from das.budget import BudgetPolicy
+from das.drafter import Drafter, Shape
+from das.metrics import AcceptanceCounters
+from das.step import plan_step
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedStep:
+    """What one decode step of several requests did.
+
+    Args:
+        num_emitted_tokens: of all requests.
+        num_drafted_tokens: verified beside a token a request.
+        num_padded_tokens: verified beside those, as all requests of a pass have one width.
+        longest_draft_tokens: of one request.
+        num_environment_tokens: that came from outside right after it.
+    """
+
+    num_emitted_tokens: int
+    num_drafted_tokens: int
+    num_padded_tokens: int
+    longest_draft_tokens: int
+    num_environment_tokens: int
+
+
+class Decoding:
+    """Logged requests that decode on one drafter, each step through `plan_step` and `extend_batch`.
+
+    Args:
+        drafter: where they run.
+        policy: who may draft how much. One with a method `observe_start(num_response_tokens)` hears at each start how
+            many tokens will be generated: the future, which only an upper bound of what policies could do may know.
+        shape, widths: as of `plan_step`.
+
+    Attributes:
+        plan_s, extend_s: time spent on drafting, and on taking in emitted tokens.
+        num_planned: requests, summed over decode steps.
+    """
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        *,
+        policy: BudgetPolicy,
+        shape: Shape = "chain",
+        widths: Sequence[int] | None = None,
+    ) -> None:
+        self.drafter = drafter
+        self._plan = partial(plan_step, drafter, policy=policy, shape=shape, widths=widths)
+        self._observe_start = getattr(policy, "observe_start", None)
+        self.plan_s = self.extend_s = 0.0
+        self.num_planned = 0
+
+    def start(self, request: LoggedRequest) -> None:
+        """Start a request where it stands; environment tokens that come next are taken in at once."""
+        rollout, request_id = request.rollout, request.request_id
+        if self._observe_start is not None:
+            self._observe_start(num_generated_tokens(rollout))
+        self.drafter.start(
+            request_id,
+            prompt_token_ids=rollout.prompt_token_ids,
+            prompt_key=rollout.prompt_key,
+            training_step=rollout.training_step or 0,
+        )
+        for token_ids, is_generated in request.stretches():
+            self.drafter.extend(request_id, token_ids, generated=is_generated)
+        self._enter_environment(request)
+
+    def step(
+        self,
+        requests: Sequence[LoggedRequest],
+        *,
+        num_running: int,
+        num_waiting: int = 0,
+        step_ms: float | None = None,
+        with_bonus: bool = True,
+    ) -> DecodedStep:
+        """Run one decode step of the requests, none of which is done.
+
+        Args:
+            num_running, num_waiting, step_ms: as of `plan_step`.
+            with_bonus: as of `LoggedRequest.emit`.
+
+        Complexity: O(emitted + drafted tokens).
+        """
+        start_s = time.perf_counter()
+        drafts = self._plan(
+            [request.request_id for request in requests],
+            num_running=num_running,
+            num_waiting=num_waiting,
+            step_ms=step_ms,
+        )
+        planned_s = time.perf_counter()
+        emitted = {
+            request.request_id: request.emit(draft, with_bonus=with_bonus)
+            for request, draft in zip(requests, drafts.values(), strict=True)
+        }
+        emitted_s = time.perf_counter()
+        self.drafter.extend_batch(emitted)
+        self.plan_s += planned_s - start_s
+        self.extend_s += time.perf_counter() - emitted_s
+        self.num_planned += len(requests)
+        lengths = list(map(len, drafts.values()))
+        num_drafted = sum(lengths)
+        return DecodedStep(
+            num_emitted_tokens=sum(map(len, emitted.values())),
+            num_drafted_tokens=num_drafted,
+            num_padded_tokens=0 if drafts.width is None else drafts.width * len(requests) - num_drafted,
+            longest_draft_tokens=max(lengths, default=0),
+            num_environment_tokens=sum(
+                [self._enter_environment(request) for request in requests if request.position == request.pause]
+            ),
+        )
+
+    def finish(self, request: LoggedRequest, *, keep: bool = True) -> AcceptanceCounters:
+        """End a request; its response enters the history if it is to be kept."""
+        return self.drafter.finish(request.request_id, reward=request.rollout.reward, keep=keep)
+
+    def _enter_environment(self, request: LoggedRequest) -> int:
+        token_ids = request.take_environment()
+        if token_ids:
+            self.drafter.extend(request.request_id, token_ids, generated=False)
+        return len(token_ids)
