@@ -22,7 +22,8 @@ das.commands.terminal
 das.analysis
 das.analysis.report
 das.analysis.simulate
-das.analysis.generation_time
+das.analysis.events
+das.analysis.generation_time das.analysis.worker das.analysis.projection
 das.analysis.replay das.analysis.inspect das.analysis.latency_sweep
 das.analysis.decoding das.analysis.logs
 das.analysis.logged_request

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from das._drafts import Draft
 from das.analysis.logged_request import LoggedRequest, num_generated_tokens
 from das.budget import BudgetPolicy
 from das.drafter import Drafter, Shape
@@ -24,6 +25,7 @@ class DecodedStep:
         num_padded_tokens: verified beside those, as all requests of a pass have one width.
         longest_draft_tokens: of one request.
         num_environment_tokens: that came from outside right after it.
+        rejected: the requests whose draft was not accepted as a whole; only told where no bonus token is sampled.
     """
 
     num_emitted_tokens: int
@@ -31,6 +33,7 @@ class DecodedStep:
     num_padded_tokens: int
     longest_draft_tokens: int
     num_environment_tokens: int
+    rejected: tuple[str, ...] = ()
 
 
 class Decoding:
@@ -58,6 +61,7 @@ class Decoding:
         self.drafter = drafter
         self._plan = partial(plan_step, drafter, policy=policy, shape=shape, widths=widths)
         self._observe_start = getattr(policy, "observe_start", None)
+        self._before: dict[str, AcceptanceCounters] = {}  # by request id, of those that had begun elsewhere
         self.plan_s = self.extend_s = 0.0
         self.num_planned = 0
 
@@ -72,8 +76,10 @@ class Decoding:
             prompt_key=rollout.prompt_key,
             training_step=rollout.training_step or 0,
         )
-        for token_ids, is_generated in request.stretches():
-            self.drafter.extend(request_id, token_ids, generated=is_generated)
+        if request.position:
+            for token_ids, is_generated in request.stretches():
+                self.drafter.extend(request_id, token_ids, generated=is_generated)
+            self._before[request_id] = self.drafter.counters(request_id)
         self._enter_environment(request)
 
     def step(
@@ -120,14 +126,29 @@ class Decoding:
             num_environment_tokens=sum(
                 [self._enter_environment(request) for request in requests if request.position == request.pause]
             ),
+            rejected=() if with_bonus else _rejected(drafts, emitted),
         )
 
     def finish(self, request: LoggedRequest, *, keep: bool = True) -> AcceptanceCounters:
-        """End a request; its response enters the history if it is to be kept."""
-        return self.drafter.finish(request.request_id, reward=request.rollout.reward, keep=keep)
+        """End a request; its response enters the history if it is to be kept. What it started with is not counted."""
+        counters = self.drafter.finish(request.request_id, reward=request.rollout.reward, keep=keep)
+        return counters - self._before.pop(request.request_id, AcceptanceCounters())
+
+    def tokens_per_decode_step(self, request: LoggedRequest) -> float:
+        """Return what a running request has emitted in a decode step on average."""
+        return self.drafter.counters(request.request_id).tokens_per_decode_step
 
     def _enter_environment(self, request: LoggedRequest) -> int:
         token_ids = request.take_environment()
         if token_ids:
             self.drafter.extend(request.request_id, token_ids, generated=False)
         return len(token_ids)
+
+
+def _rejected(drafts: Mapping[str, Draft], emitted: Mapping[str, list[int]]) -> tuple[str, ...]:
+    """The requests that emitted another token than their draft holds there."""
+    return tuple(
+        request_id
+        for request_id, draft in drafts.items()
+        if len(draft) and emitted[request_id] != draft.draft_token_ids[: len(emitted[request_id])]
+    )
