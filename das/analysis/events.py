@@ -162,10 +162,11 @@ class Events:
         worker.clock_ms = now_ms
         if not worker.active:
             worker.decodes = self._own[number]
-        for request in worker.admit():
-            self._changes.append((now_ms, 1))
-            if request.is_done():
-                self._finish(now_ms, number, request)
+        while started := worker.admit():  # again, in the places of those that are done at once
+            for request in started:
+                self._changes.append((now_ms, 1))
+                if request.is_done():
+                    self._finish(now_ms, number, request)
         if worker.active:
             for request in worker.step():
                 self._push(worker.clock_ms, _FINISH, (number, request))

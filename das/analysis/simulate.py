@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from das.analysis.decoding import Decoding
@@ -175,11 +176,10 @@ def simulate(
 
 def _policies(policy: Policy, number: int) -> list[BudgetPolicy]:
     """One policy a worker: made anew, or copied."""
-    if isinstance(policy, type) or not hasattr(policy, "budgets"):
-        if not callable(policy):
-            raise TypeError(f"policy must be a budget policy, or make one, not {type(policy).__name__}")
-        return [policy() for _ in range(number)]
-    return [copy.deepcopy(policy) for _ in range(number)]
+    make: Any = policy if isinstance(policy, type) or not hasattr(policy, "budgets") else partial(copy.deepcopy, policy)
+    if not callable(make):
+        raise TypeError(f"policy must be a budget policy, or make one, not {type(policy).__name__}")
+    return [make() for _ in range(number)]
 
 
 def _drafter(known: list[Rollout], *, window_epochs: int, max_bytes: int) -> Drafter:
