@@ -184,7 +184,7 @@ class Events:
         self._counters += worker.decodes.finish(request)
         self._num_ended[number] += 1
         self._changes.append((now_ms, -1))
-        self._end_race(request)
+        self._end_race(now_ms, request)
         batch = self._batch_of[request.request_id]
         batch.ended.append((number, request))
         if len(batch.ended) == len(batch.lengths):
@@ -240,15 +240,15 @@ class Events:
         self._workers[number].admit_copy(copied)
         return True
 
-    def _end_race(self, winner: LoggedRequest) -> None:
+    def _end_race(self, now_ms: float, winner: LoggedRequest) -> None:
         for number, request in self._races.pop(winner.request_id, ()):
             if request is winner:
                 continue
             del self._races[request.request_id]
+            self._workers[number].cancel(request, now_ms=now_ms)
             if request.is_done():  # its end is among the events to come
                 self._lost.add(request.request_id)
             else:
-                self._workers[number].cancel(request)
                 self._counters += self._workers[number].decodes.finish(request, keep=False)
 
     def _schedule(self, *, num_logged: int) -> Schedule:

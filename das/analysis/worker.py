@@ -166,9 +166,12 @@ class Worker:
             self._remove(done)
         return done
 
-    def cancel(self, request: LoggedRequest) -> None:
-        """Forget a request that runs here."""
-        self._remove([request])
+    def cancel(self, request: LoggedRequest, *, now_ms: float) -> None:
+        """Forget a request that runs here, or ends with the pass in progress, which goes on, for nothing if it is all."""
+        if not request.is_done():
+            self._remove([request])
+        if not self.active:
+            self.busy_ms -= max(0.0, self.clock_ms - now_ms)
 
     def _start(self, request: LoggedRequest) -> None:
         self.decodes.start(request)
