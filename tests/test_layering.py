@@ -17,7 +17,8 @@ das.cli
 das.commands
 das.commands.inspect das.commands.replay das.commands.compare das.commands.simulate das.commands.latency
 das.commands.doctor
-das.commands.log_input das.commands.latency_option
+das.commands.log_input das.commands.policy_option das.commands.engine_options
+das.commands.latency_option
 das.commands.terminal
 das.analysis
 das.analysis.report

@@ -167,7 +167,7 @@ class Worker:
         return done
 
     def cancel(self, request: LoggedRequest, *, now_ms: float) -> None:
-        """Forget a request that runs here, or ends with the pass in progress, which goes on, for nothing if it is all."""
+        """Forget a request that runs here or ends with the pass in progress; that goes on, for nothing if it was all."""
         if not request.is_done():
             self._remove([request])
         if not self.active:
