@@ -299,28 +299,25 @@ def test_each_worker_has_a_policy_of_its_own():
     assert policy.state() == before
 
 
-class Foreteller(NoDraft):
+class Oracle(NoDraft):
     """A policy that hears of the future."""
 
     def __init__(self):
         super().__init__()
-        self.heard, self.asked = [], []
+        self.heard = []
 
-    def observe_start(self, num_response_tokens):
-        self.heard.append(num_response_tokens)
+    def foretell(self, remaining, waiting):
+        self.heard.append((remaining, waiting))
 
     def budgets(self, requests):
-        self.asked.append((requests.request_numbers.tolist(), requests.num_running, requests.num_waiting))
+        self.heard[-1] += (requests.num_running, requests.num_waiting)
         return super().budgets(requests)
 
 
 def test_a_policy_may_hear_the_future_and_knows_the_queue():
     made = []
-    masked = rollout([5, 6, 7, 8], 0, prompt=[9], response_mask=[True, False, False, True])
-    simulate([*plain(3, 1), masked], policy=lambda: made.append(Foreteller()) or made[-1], max_running=2)
-    assert made[0].heard == [3, 1, 2]
-    first = made[0].asked[0][0][0]
-    assert made[0].asked == [([first, first + 1], 2, 1), *[([first, first + 2], 2, 0)] * 2]
+    simulate(plain(3, 1, 2, 1), policy=lambda: made.append(Oracle()) or made[-1], max_running=2)
+    assert made[0].heard == [([3, 1], [2, 1], 2, 2), ([2, 2], [1], 2, 1), ([1, 1], [1], 2, 1), ([1], [], 1, 0)]
 
 
 def test_step_times_reach_the_policy():

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from das._drafts import Draft
-from das.analysis.logged_request import LoggedRequest, num_generated_tokens
+from das.analysis.logged_request import LoggedRequest
 from das.budget import BudgetPolicy
 from das.drafter import Drafter, Shape
 from das.metrics import AcceptanceCounters
@@ -41,8 +41,9 @@ class Decoding:
 
     Args:
         drafter: where they run.
-        policy: who may draft how much. One with a method `observe_start(num_response_tokens)` hears at each start how
-            many tokens will be generated: the future, which only an upper bound of what policies could do may know.
+        policy: who may draft how much. One with a method `foretell(remaining, waiting)` hears before each decode step
+            how many response tokens each request, and each waiting one in order, is still to get (lists of ints): the
+            future, which only an upper bound of what policies could do may know.
         shape, widths: as of `plan_step`.
 
     Attributes:
@@ -60,7 +61,7 @@ class Decoding:
     ) -> None:
         self.drafter = drafter
         self._plan = partial(plan_step, drafter, policy=policy, shape=shape, widths=widths)
-        self._observe_start = getattr(policy, "observe_start", None)
+        self._foretell = getattr(policy, "foretell", None)
         self._before: dict[str, AcceptanceCounters] = {}  # by request id, of those that had begun elsewhere
         self.plan_s = self.extend_s = 0.0
         self.num_planned = 0
@@ -68,8 +69,6 @@ class Decoding:
     def start(self, request: LoggedRequest) -> None:
         """Start a request where it stands; environment tokens that come next are taken in at once."""
         rollout, request_id = request.rollout, request.request_id
-        if self._observe_start is not None:
-            self._observe_start(num_generated_tokens(rollout))
         self.drafter.start(
             request_id,
             prompt_token_ids=rollout.prompt_token_ids,
@@ -87,23 +86,26 @@ class Decoding:
         requests: Sequence[LoggedRequest],
         *,
         num_running: int,
-        num_waiting: int = 0,
+        waiting: Sequence[LoggedRequest] = (),
         step_ms: float | None = None,
         with_bonus: bool = True,
     ) -> DecodedStep:
         """Run one decode step of the requests, none of which is done.
 
         Args:
-            num_running, num_waiting, step_ms: as of `plan_step`.
+            num_running, step_ms: as of `plan_step`.
+            waiting: requests that wait for a place in the batch.
             with_bonus: as of `LoggedRequest.emit`.
 
         Complexity: O(emitted + drafted tokens).
         """
+        if self._foretell is not None:
+            self._foretell(*([len(r.tokens) - r.position for r in some] for some in (requests, waiting)))
         start_s = time.perf_counter()
         drafts = self._plan(
             [request.request_id for request in requests],
             num_running=num_running,
-            num_waiting=num_waiting,
+            num_waiting=len(waiting),
             step_ms=step_ms,
         )
         planned_s = time.perf_counter()

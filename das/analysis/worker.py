@@ -29,7 +29,7 @@ class Decodes(Protocol):
         requests: Sequence[LoggedRequest],
         *,
         num_running: int,
-        num_waiting: int = 0,
+        waiting: Sequence[LoggedRequest] = (),
         step_ms: float | None = None,
         with_bonus: bool = True,
     ) -> DecodedStep: ...
@@ -49,7 +49,7 @@ class Undrafted:
         requests: Sequence[LoggedRequest],
         *,
         num_running: int,
-        num_waiting: int = 0,
+        waiting: Sequence[LoggedRequest] = (),
         step_ms: float | None = None,
         with_bonus: bool = True,
     ) -> DecodedStep:
@@ -149,7 +149,7 @@ class Worker:
         decoded = self.decodes.step(
             ready,
             num_running=len(ready),
-            num_waiting=len(self.queue),
+            waiting=self.queue,
             step_ms=self._step_ms,
             with_bonus=not self._is_decoupled,
         )
@@ -167,7 +167,7 @@ class Worker:
         return done
 
     def cancel(self, request: LoggedRequest, *, now_ms: float) -> None:
-        """Forget a request that runs here or ends with the pass in progress; that goes on, for nothing if it was all."""
+        """Forget a request that runs here or ends with the pass in progress; that goes on, for nothing if it is all."""
         if not request.is_done():
             self._remove([request])
         if not self.active:
