@@ -108,13 +108,13 @@ def compare(
         _pyplot()  # before anything takes long
     model = DEFAULT_LATENCY if latency is None else latency
     made = {text: policy_named(text, latency=model) for text in policies}
-    bad_rows = BadRows()
-    with reading(logs, tokenizer=tokenizer, skip_bad=skip_bad, bad_rows=bad_rows) as records:
-        rollouts = [record.rollout for record in records]
-    bad_rows.warn()
     compared: list[_Compared] = []
     rows = list(product(made, dict.fromkeys(shapes), dict.fromkeys(windows)))
+    bad_rows = BadRows()
     try:
+        with reading(logs, tokenizer=tokenizer, skip_bad=skip_bad, bad_rows=bad_rows) as records:
+            rollouts = [record.rollout for record in records]
+        bad_rows.warn()
         with progress_bar("simulating", MofNCompleteColumn(), TextColumn("tokens")) as progress:
             for number, (text, shape, window_epochs) in enumerate(rows):
                 projection = simulate(

@@ -102,19 +102,22 @@ def simulate(
     model = DEFAULT_LATENCY if latency is None else latency
     policy = policy_of(policy_name, latency=model, max_draft_tokens=max_draft_tokens, min_survival=min_survival)
     bad_rows = BadRows()
-    with reading(logs, tokenizer=tokenizer, skip_bad=skip_bad, bad_rows=bad_rows) as records:
-        rollouts = [record.rollout for record in records]
-    bad_rows.warn()
-    with progress_bar("simulating", MofNCompleteColumn(), TextColumn("tokens")) as progress:
-        projection = project(
-            rollouts,
-            policy=policy,
-            latency=model,
-            shape=shape,
-            window_epochs=window_epochs,
-            progress=progress,
-            **engine,
-        )
+    try:
+        with reading(logs, tokenizer=tokenizer, skip_bad=skip_bad, bad_rows=bad_rows) as records:
+            rollouts = [record.rollout for record in records]
+        bad_rows.warn()
+        with progress_bar("simulating", MofNCompleteColumn(), TextColumn("tokens")) as progress:
+            projection = project(
+                rollouts,
+                policy=policy,
+                latency=model,
+                shape=shape,
+                window_epochs=window_epochs,
+                progress=progress,
+                **engine,
+            )
+    except KeyboardInterrupt:
+        raise click.Abort from None
     if as_json:
         found = projection.as_dict() | {"latency": asdict(model)}
         print_json(found, logs=logs, partial=False, bad_rows=bad_rows)
