@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heapreplace
 
 import numpy as np
 
@@ -35,48 +36,56 @@ class OracleBudget(das.ThroughputBudget):
     Requests that wait are dealt to the places in order, each to the one that ends first by the lengths; so every place
     has a chain of L tokens to go. With A(p) = k L (1 - exp(-alpha p / L)) accepted of p drafted tokens, a place that is
     to need N passes drafts down to survival s = alpha (k - 1 + N / L), at which a pass less costs it c_tok (1 / s - 1)
-    more. N is where that, over all places, is what a pass costs. No place drafts less than throughput makes worth while
-    as long as requests wait.
+    more. N is where that, over all places, is what a pass costs. How well drafts will fare is not told: chains are
+    longer or shorter by a factor exp(sigma z), z normal, and what a pass is worth is the mean over 16 such draws.
 
     Args:
+        sigma: 0: chains count as long as they are.
         k, alpha: of the acceptance curve.
 
     Source: DAS (arXiv 2511.13841), Eq. 3 to 9, corrected as DESIGN section 8 has it.
     """
 
-    def __init__(self, *, latency: das.LatencyModel, k: float = 0.62, alpha: float = 1.43) -> None:
+    def __init__(self, *, latency: das.LatencyModel, sigma: float = 0.0, k: float = 0.62, alpha: float = 1.43) -> None:
         super().__init__(latency=latency)
-        self._k, self._alpha = k, alpha
+        self._sigma, self._k, self._alpha = sigma, k, alpha
+        self._normal = np.random.default_rng(0)
         self._chains = np.empty(0)
-        self._has_queue = False
 
     def foretell(self, remaining: Sequence[int], waiting: Sequence[int]) -> None:
         """Hear how many tokens each request is still to get; see `das.analysis.decoding.Decoding`."""
-        chains = np.array(remaining, np.float64)
+        ends = [(length, place) for place, length in enumerate(remaining)]
+        heapify(ends)
+        self._chains = np.array(remaining, np.float64)
         for length in waiting:
-            chains[chains.argmin()] += length
-        self._chains, self._has_queue = chains, bool(waiting)
+            end, place = ends[0]
+            self._chains[place] = end + length
+            heapreplace(ends, (end + length, place))
 
     def budgets(self, requests: das.RunningRequests) -> tuple[IntArray, FloatArray]:
-        """Caps and prices; above 1 where drafting is of no use."""
-        caps, throughput = super().budgets(requests)
+        """Caps and prices."""
+        caps, _ = super().budgets(requests)
         num_context_tokens = int(requests.num_prompt_tokens.sum() + requests.num_response_tokens.sum())
         pass_ms = self.latency.step_ms(0, num_context_tokens=num_context_tokens)
-        chains, c_tok_ms = self._chains, max(self.latency.c_tok_ms, 1e-9)
-        low, high = float(chains.max()) * (1.0 - self._k), float(chains.max())
+        c_tok_ms = max(self.latency.c_tok_ms, 1e-9)
+        draws = 16 if self._sigma else 1
+        chains = self._chains * np.exp(self._sigma * self._normal.standard_normal((draws, len(requests))))
+        high = chains.max(axis=1, keepdims=True)
+        low = high * (1.0 - self._k)
         for _ in range(30):
             num_passes = 0.5 * (low + high)
-            survival = self._survival(num_passes)
-            spent_ms = c_tok_ms * np.maximum(0.0, 1.0 / survival - 1.0)[num_passes < chains].sum()
-            low, high = (low, num_passes) if spent_ms < pass_ms else (num_passes, high)
-        prices = np.where(high < chains, np.minimum(1.0, self._survival(high)), 1.0)
-        return caps, np.minimum(prices, throughput) if self._has_queue else prices
+            is_dear = self._worth_ms(chains, num_passes, c_tok_ms).sum(axis=1, keepdims=True) > pass_ms
+            low, high = np.where(is_dear, num_passes, low), np.where(is_dear, high, num_passes)
+        worth_ms = self._worth_ms(chains, high, c_tok_ms).mean(axis=0)
+        return caps, c_tok_ms / (c_tok_ms + worth_ms)
 
-    def _survival(self, num_passes: float) -> FloatArray:
-        return np.maximum(1e-6, self._alpha * (self._k - 1.0 + num_passes / self._chains))
+    def _worth_ms(self, chains: FloatArray, num_passes: FloatArray, c_tok_ms: float) -> FloatArray:
+        """What a place pays for its last pass less; nothing where it needs no more than that anyway."""
+        survival = np.maximum(1e-6, self._alpha * (self._k - 1.0 + num_passes / chains))
+        return np.where(num_passes < chains, c_tok_ms * np.maximum(0.0, 1.0 / survival - 1.0), 0.0)
 
     def __repr__(self) -> str:
-        return f"OracleBudget(latency={self.latency}, k={self._k:g}, alpha={self._alpha:g})"
+        return f"OracleBudget(latency={self.latency}, sigma={self._sigma:g}, k={self._k:g}, alpha={self._alpha:g})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,5 +110,7 @@ FAMILIES: dict[str, Family] = {
     "price": Family(lambda price, latency: das.PriceBudget(min_survival=price), (0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.8)),
     "threshold": Family(lambda running, latency: ThresholdBudget(int(running)), (8, 16, 32, 64, 128)),
     "unlimited": Family(lambda _, latency: das.UnlimitedBudget()),
-    "oracle": Family(lambda _, latency: OracleBudget(latency=latency), is_ceiling=True),
+    "oracle": Family(
+        lambda sigma, latency: OracleBudget(latency=latency, sigma=sigma), (0.0, 0.2, 0.4, 0.8), is_ceiling=True
+    ),
 }

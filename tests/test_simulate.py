@@ -1,6 +1,8 @@
 """Simulation: it agrees with replay and the pencil, emits the log once, keeps time, and answers the same every time."""
 
 import math
+import random
+import time
 from itertools import pairwise, product
 
 import pytest
@@ -401,6 +403,26 @@ def test_bad_values(settings, message):
 def test_bad_types(settings, message):
     with pytest.raises(TypeError, match=message):
         simulate(plain(2), **settings)
+
+
+@pytest.mark.slow
+def test_four_thousand_rollouts_of_500_tokens_take_half_a_minute():
+    """Process time, so that a busy machine does not count: the drafters' work, and the same without drafts."""
+    words = random.Random(0)
+    log = []
+    for prompt in range(250):
+        text = [words.randrange(2000) for _ in range(100)]
+        for sample in range(16):
+            response: list[int] = []
+            while len(response) < 500:  # pieces of one text, so that much is drafted, and much of it rejected
+                start = words.randrange(80)
+                response += text[start : start + words.randrange(2, 20)]
+            log.append(rollout(response[:500], sample // 8, prompt=[prompt]))
+    start_s = time.process_time()
+    projected = simulate(log, latency=LatencyModel(c_base_ms=5.0, c_tok_ms=0.025), max_running=256)
+    assert time.process_time() - start_s < 30
+    assert projected.with_drafts.counters.num_emitted_tokens == 2_000_000
+    assert projected.speedup > 1.1
 
 
 def test_empty_log():

@@ -36,7 +36,8 @@ class _BatchRun:
         self.logged = logged
         self.lengths = [num_generated_tokens(rollout) for rollout in logged.rollouts]
         self.released_ms = self.ended_ms = self.exposed_ms = self.trained_ms = 0.0
-        self.ended: list[tuple[int, LoggedRequest]] = []  # and the worker of each
+        self.num_ended = 0
+        self.ended: list[tuple[int, LoggedRequest]] = []  # and the worker of each, until these are shared
 
     def figures(self) -> BatchFigures:
         return BatchFigures(
@@ -186,8 +187,9 @@ class Events:
         self._changes.append((now_ms, -1))
         self._end_race(now_ms, request)
         batch = self._batch_of[request.request_id]
+        batch.num_ended += 1
         batch.ended.append((number, request))
-        if len(batch.ended) == len(batch.lengths):
+        if batch.num_ended == len(batch.lengths):
             batch.ended_ms = now_ms
             self._share(batch)
             self._train()
@@ -205,12 +207,13 @@ class Events:
                     for ended_on, request in batch.ended
                     if ended_on != number
                 )
+        batch.ended.clear()
 
     def _train(self) -> None:
         """Training goes on as far as batches have ended; each step lets a batch start."""
         for number in range(self._num_trained, len(self._batches)):
             batch = self._batches[number]
-            if len(batch.ended) < len(batch.lengths):
+            if batch.num_ended < len(batch.lengths):
                 return
             before_ms = self._batches[number - 1].trained_ms if number else 0.0
             batch.exposed_ms = max(0.0, batch.ended_ms - before_ms)

@@ -100,35 +100,25 @@ def simulate(
     Complexity: O(decode steps) time; the log stays in memory.
     """
     batches = logged_batches(log, group_size=group_size)
-    check_int(num_workers, "num_workers", below=1 << 20)
-    if max_running is not None:
-        check_int(max_running, "max_running", below=1 << 62)
-    check_int(lag, "lag", below=1 << 62)
-    if num_workers == 0 or max_running == 0:
-        raise ValueError("num_workers or max_running is 0; each must be at least 1")
-    if not isinstance(latency, LatencyModel):
-        raise TypeError(f"latency must be a LatencyModel, not {type(latency).__name__}")
-    for name, value in (("train_s", train_s), ("draft_token_ms", draft_token_ms)):
-        _check_time(value, name)
+    _check_engines(num_workers=num_workers, max_running=max_running, lag=lag, latency=latency)
+    _check_times(train_s=train_s, draft_token_ms=draft_token_ms)
     check_assignment(assignment)
     check_execution(execution)
     check_shape(shape)
     widths = None if widths is None else check_widths(widths)
-    if execution == "decoupled" and (shape != "chain" or widths is not None):
+    is_racing, is_decoupled = execution == "fastest-of-n", execution == "decoupled"
+    if is_decoupled and (shape != "chain" or widths is not None):
         raise ValueError("execution is 'decoupled'; it goes with shape 'chain' and without widths")
-    if execution == "fastest-of-n" and lag:
+    if is_racing and lag:
         raise ValueError(f"execution is 'fastest-of-n' and lag {lag}; idle workers race with lag 0 only")
     policies = _policies(ThroughputBudget(latency=latency) if policy is None else policy, num_workers)
     racing = _policies(UnlimitedBudget() if racing_policy is None else racing_policy, num_workers)
     known = list(history)
     drafters = [_drafter(known, window_epochs=window_epochs, max_bytes=max_bytes) for _ in range(num_workers)]
-    decodings = [
-        Decoding(drafter, policy=own, shape=shape, widths=widths)
-        for drafter, own in zip(drafters, policies, strict=True)
-    ]
-    racers = [
-        Decoding(drafter, policy=own, shape=shape, widths=widths) for drafter, own in zip(drafters, racing, strict=True)
-    ]
+    decodings, racers = (
+        [Decoding(drafter, policy=own, shape=shape, widths=widths) for drafter, own in zip(drafters, some, strict=True)]
+        for some in (policies, racing)
+    )
     settings: dict[str, Any] = {
         "policy": repr(policies[0]),
         "latency": repr(latency),
@@ -140,7 +130,7 @@ def simulate(
         "train_s": train_s,
         "execution": execution,
         "draft_token_ms": draft_token_ms,
-        "racing_policy": repr(racing[0]) if execution == "fastest-of-n" else None,
+        "racing_policy": repr(racing[0]) if is_racing else None,
         "shape": shape,
         "widths": None if widths is None else list(widths),
         "window_epochs": window_epochs,
@@ -158,8 +148,8 @@ def simulate(
     events = Events(
         batches,
         decodings,
-        racers=racers if execution == "fastest-of-n" else None,
-        is_decoupled=execution == "decoupled",
+        racers=racers if is_racing else None,
+        is_decoupled=is_decoupled,
         draft_token_ms=draft_token_ms,
         **common,
     )
@@ -188,8 +178,20 @@ def _drafter(known: list[Rollout], *, window_epochs: int, max_bytes: int) -> Dra
     return Drafter(history)
 
 
-def _check_time(value: Any, name: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a number, not {type(value).__name__}")
-    if not 0.0 <= value <= 1e9:
-        raise ValueError(f"{name} is {value}; it must be 0 <= {name} <= 1e9")
+def _check_engines(*, num_workers: int, max_running: int | None, lag: int, latency: Any) -> None:
+    check_int(num_workers, "num_workers", below=1 << 20)
+    if max_running is not None:
+        check_int(max_running, "max_running", below=1 << 62)
+    if num_workers == 0 or max_running == 0:
+        raise ValueError("num_workers or max_running is 0; each must be at least 1")
+    check_int(lag, "lag", below=1 << 62)
+    if not isinstance(latency, LatencyModel):
+        raise TypeError(f"latency must be a LatencyModel, not {type(latency).__name__}")
+
+
+def _check_times(**times: Any) -> None:
+    for name, value in times.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise TypeError(f"{name} must be a number, not {type(value).__name__}")
+        if not 0.0 <= value <= 1e9:
+            raise ValueError(f"{name} is {value}; it must be 0 <= {name} <= 1e9")
