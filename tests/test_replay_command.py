@@ -208,7 +208,7 @@ def test_latency_by_preset_or_coefficients(
 
 
 def test_published_policies_take_their_settings(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ("--policy", "batch-threshold", "--max-running", 1, "--max-draft-tokens", 5, "--latency", "8,0.5")
+    options = ("--policy", "batch-threshold", "--threshold", 1, "--max-draft-tokens", 5, "--latency", "8,0.5")
     found = json.loads(replayed(capsys, log, "--json", *options))
     assert found["settings"]["policy"] == "AdaptiveBudget('batch-threshold', max_running=1, max_draft_tokens=5)"
     assert found["generation_time"]["latency"]["c_base_ms"] == 8.0
@@ -229,8 +229,8 @@ def test_published_policies_take_their_settings(log: Path, capsys: pytest.Captur
             r"--max-draft-tokens goes with --policy length-aware, throughput, fixed, price, unlimited, aimd, goodput, "
             r"batch-threshold, not with none\.",
         ),
-        (["--max-running", "4"], r"--max-running goes with --policy beg-mab, batch-threshold, not with length-aware\."),
-        (["--policy", "beg-mab", "--max-running", "-1"], r"max_running is -1; it must be 0 <= max_running < 2\*\*62\."),
+        (["--threshold", "4"], r"--threshold goes with --policy beg-mab, batch-threshold, not with length-aware\."),
+        (["--policy", "beg-mab", "--threshold", "-1"], r"max_running is -1; it must be 0 <= max_running < 2\*\*62\."),
         (["--latency", "0,0"], r"Invalid value for '--latency': c_base_ms and c_tok_ms are both 0; one must .*\."),
         (
             ["--latency", "-1,1"],
@@ -277,7 +277,7 @@ def test_a_defect_is_not_a_usage_error(log: Path, monkeypatch: pytest.MonkeyPatc
     def broken(*args: object, **options: object) -> None:
         raise ValueError("broken")
 
-    monkeypatch.setattr("das.analysis.replay.plan_step", broken)
+    monkeypatch.setattr("das.analysis.decoding.plan_step", broken)
     with pytest.raises(ValueError, match="broken"):
         main(["replay", str(log)])
 
