@@ -303,3 +303,39 @@ def test_a_step_of_256_requests_costs_little():
         policy.budgets(asked)
         times.append(time.perf_counter() - start_s)
     assert np.mean(sorted(times)[:80]) < 4 * 150e-6  # the bar is 150 us; machines that run tests are busy
+
+
+# ---------------------------------------------------------------- a batch that ends as a whole
+
+
+def batch_cost(policy, *, lengths, keys, accepted_share, seed):
+    """Generate requests whose draft tokens each hold with a known probability; return passes and tokens, at 200 : 1."""
+    rng = np.random.default_rng(seed)
+    so_far, steps, cost = np.zeros(len(lengths), np.int64), np.zeros(len(lengths), np.int64), 0.0
+    survival = accepted_share ** np.arange(1, 17)
+    while (active := np.flatnonzero(so_far < lengths)).size:
+        asked = requests(so_far[active], keys=keys[active], numbers=active)
+        asked = RunningRequests(**{n: getattr(asked, n) for n in asked.__slots__} | {"num_decode_steps": steps[active]})
+        prices = policy.budgets(asked)[1]
+        drafted = (survival >= prices[:, None]).sum(axis=1)
+        held = rng.geometric(1 - accepted_share, len(active)) - 1
+        accepted = np.minimum(held, drafted)
+        so_far[active] += accepted + 1
+        steps[active] += 1
+        cost += 200 + len(active) + drafted.sum()
+        policy.observe(drafted, accepted)
+    return cost
+
+
+def test_lengths_that_prompts_foretell_end_the_batch_sooner():
+    rng, costs = np.random.default_rng(5), {0.0: 0.0, 0.5: 0.0, 1.0: 0.0}
+    for seed in range(3):
+        usual = np.sort(rng.lognormal(4.5, 0.8, 24))  # of each prompt
+        keys = np.repeat(np.arange(24), 8)
+        lengths, past = ((usual[keys] * rng.lognormal(0, 0.15, len(keys))).astype(np.int64) + 1 for _ in range(2))
+        for weight in costs:
+            policy = LengthAwareBudget(latency=LATENCY, length_weight=weight)
+            policy.observe_finished(finished(np.tile(keys, 2), np.tile(past, 2)))
+            costs[weight] += batch_cost(policy, lengths=lengths, keys=keys, accepted_share=0.65, seed=seed)
+    assert costs[0.5] < 0.985 * costs[0.0]
+    assert costs[1.0] < 0.98 * costs[0.0]
