@@ -58,8 +58,8 @@ cdef struct Level:              # what one context in one tree says
     int32_t order
     int32_t top_token
     double top_count            # weighted, as all counts here
-    double total                # occurrences with a next token
-    double share                # 1 / (total + KAPPA)
+    double other_count          # of any other token at most
+    double share                # 1 / (occurrences with a next token + KAPPA)
 
 cdef struct Evidence:           # what the contexts of one position say, the weakest first
     int32_t num_levels

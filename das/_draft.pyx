@@ -70,6 +70,7 @@ cdef void _gather(Chain* chain) noexcept nogil:
 cdef bint _read_level(Chain* chain, int32_t tree, int32_t order) noexcept nogil:
     """Add what follows a context to the evidence; False where nothing does."""
     cdef Continuation found
+    cdef uint32_t total
     cdef Level* level = &chain.evidence.levels[chain.evidence.num_levels]
     read_continuation(chain.request.grows[tree].tree, &chain.cursors[tree].places[order], order, &found)
     if found.top_count == 0:
@@ -78,8 +79,9 @@ cdef bint _read_level(Chain* chain, int32_t tree, int32_t order) noexcept nogil:
     level.order = order
     level.top_token = found.top_token
     level.top_count = WEIGHTS[tree] * found.top_count
-    level.total = WEIGHTS[tree] * (<double>found.total[RUNNING] + found.total[HISTORY])
-    level.share = 1.0 / (level.total + KAPPA)
+    total = found.total[RUNNING] + found.total[HISTORY]
+    level.other_count = WEIGHTS[tree] * min(found.top_count, total - found.top_count)
+    level.share = 1.0 / (WEIGHTS[tree] * total + KAPPA)
     chain.evidence.num_levels += 1
     return True
 
@@ -88,7 +90,7 @@ cdef double _count_at(Chain* chain, const Level* level, int32_t token) noexcept 
     cdef uint32_t[2] count
     if level.top_token == token:
         return level.top_count
-    if level.top_count == level.total:
+    if level.other_count == 0.0:
         return 0.0
     count_continuation(chain.request.grows[level.tree].tree, &chain.cursors[level.tree].places[level.order], level.order,
                        token, count)
@@ -127,23 +129,43 @@ cdef double hit_rate(const double* hits, const double* misses, int32_t cell, dou
 
 
 cdef double _best(Chain* chain, Prediction* best) noexcept nogil:
-    """The most probable next token and its P. Ties go to the shorter context's candidate."""
+    """The most probable next token and its P. Ties go to the shorter context's candidate.
+
+    The longest context's candidate mostly wins. Its P comes first, and of the others only those are counted that may reach
+    it: a search for each context, in memory that nothing else reads.
+    """
     cdef Evidence* evidence = &chain.evidence
-    cdef int32_t level, other, token
-    cdef double estimate
+    cdef int32_t favourite = evidence.levels[evidence.num_levels - 1].top_token
+    cdef double reached = blend(chain, favourite)
     cdef double probability = -1.0
+    cdef double estimate
+    cdef int32_t level, token
+    best.token = -1
     for level in range(evidence.num_levels):
         token = evidence.levels[level].top_token
-        for other in range(level):
-            if evidence.levels[other].top_token == token:
-                break
-        else:
+        estimate = reached
+        if token != favourite:
+            if token == best.token or _at_most(evidence, token) < max(reached, probability):
+                continue
             estimate = blend(chain, token)
-            if estimate > probability:
-                probability = estimate
-                best.token = token
+        if estimate > probability:
+            probability = estimate
+            best.token = token
     best.cell = cell_of(chain, best.token, probability)
     return probability
+
+
+cdef double _at_most(const Evidence* evidence, int32_t token) noexcept nogil:
+    """A bound of `blend`, also after rounding: it has the same terms, each with a count at least as high."""
+    cdef double estimate = FIRST_ESTIMATE
+    cdef double count
+    cdef int32_t level
+    for level in range(evidence.num_levels):
+        count = evidence.levels[level].other_count
+        if evidence.levels[level].top_token == token:
+            count = evidence.levels[level].top_count
+        estimate = (count + KAPPA * estimate) * evidence.levels[level].share
+    return estimate
 
 # ------------------------------------------------------------------------------------------------ a group of chains
 

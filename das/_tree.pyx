@@ -404,15 +404,21 @@ cdef void prefetch_steps(const Tree* tree, const Place* places, int32_t num_orde
 
 
 cdef void cursor_advance(Tree* tree, Cursor* cursor, int32_t token) noexcept nogil:
-    """The contexts one token later: the context of order n + 1 is that of order n, one step down."""
+    """The contexts one token later: the context of order n + 1 is that of order n, one step down.
+
+    Where a context does not continue with `token`, no longer one does: its end is theirs, too.
+    """
     cdef int32_t order
     cdef int32_t num_orders = 0
     cdef Place place
-    for order in range(min(cursor.num_orders, tree.max_order - 1), -1, -1):
-        place = cursor.places[order]
-        if step(tree, &place, order, token):
-            cursor.places[order + 1] = place
-            num_orders = max(num_orders, order + 1)
+    cdef Place next_place = cursor.places[0]
+    for order in range(min(cursor.num_orders, tree.max_order - 1) + 1):
+        place = next_place
+        next_place = cursor.places[order + 1]
+        if not step(tree, &place, order, token):
+            break
+        cursor.places[order + 1] = place
+        num_orders = order + 1
     cursor.num_orders = num_orders
 
 
