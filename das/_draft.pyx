@@ -55,22 +55,25 @@ HISTOGRAM_SHAPE = (NUM_RATES, NUM_FIGURES)
 
 cdef void _gather(Chain* chain) noexcept nogil:
     """Read what follows each context: shorter ones first, and of one length, the common tree's before the own one."""
-    cdef Evidence* evidence = &chain.evidence
+    cdef int32_t num_trees = chain.request.num_trees
     cdef int32_t level, tree
+    cdef int32_t longest = 0
     cdef int32_t[NUM_TREES] num_orders
-    evidence.num_levels = 0
-    for tree in range(chain.request.num_trees):
+    chain.evidence.num_levels = 0
+    for tree in range(num_trees):
         num_orders[tree] = chain.cursors[tree].num_orders
+        longest = max(longest, num_orders[tree])
     for level in range(NUM_ORDERS):
-        for tree in range(chain.request.num_trees - 1, -1, -1):
+        if ORDERS[level] > longest:
+            break
+        for tree in range(num_trees - 1, -1, -1):
             if ORDERS[level] <= num_orders[tree] and not _read_level(chain, tree, ORDERS[level]):
                 num_orders[tree] = 0    # longer contexts have no continuation either
 
 
-cdef bint _read_level(Chain* chain, int32_t tree, int32_t order) noexcept nogil:
+cdef inline bint _read_level(Chain* chain, int32_t tree, int32_t order) noexcept nogil:
     """Add what follows a context to the evidence; False where nothing does."""
     cdef Continuation found
-    cdef uint32_t total
     cdef Level* level = &chain.evidence.levels[chain.evidence.num_levels]
     read_continuation(chain.request.grows[tree].tree, &chain.cursors[tree].places[order], order, &found)
     if found.top_count == 0:
@@ -79,14 +82,13 @@ cdef bint _read_level(Chain* chain, int32_t tree, int32_t order) noexcept nogil:
     level.order = order
     level.top_token = found.top_token
     level.top_count = WEIGHTS[tree] * found.top_count
-    total = found.total[RUNNING] + found.total[HISTORY]
-    level.other_count = WEIGHTS[tree] * min(found.top_count, total - found.top_count)
-    level.share = 1.0 / (WEIGHTS[tree] * total + KAPPA)
+    level.other_count = WEIGHTS[tree] * min(found.top_count, found.total - found.top_count)
+    level.share = 1.0 / (WEIGHTS[tree] * found.total + KAPPA)
     chain.evidence.num_levels += 1
     return True
 
 
-cdef double _count_at(Chain* chain, const Level* level, int32_t token) noexcept nogil:
+cdef inline double _count_at(Chain* chain, const Level* level, int32_t token) noexcept nogil:
     cdef uint32_t[2] count
     if level.top_token == token:
         return level.top_count
@@ -155,7 +157,7 @@ cdef double _best(Chain* chain, Prediction* best) noexcept nogil:
     return probability
 
 
-cdef double _at_most(const Evidence* evidence, int32_t token) noexcept nogil:
+cdef inline double _at_most(const Evidence* evidence, int32_t token) noexcept nogil:
     """A bound of `blend`, also after rounding: it has the same terms, each with a count at least as high."""
     cdef double estimate = FIRST_ESTIMATE
     cdef double count
@@ -194,14 +196,6 @@ cdef void gather_group(Chain* chains, const int32_t* active, int32_t num_active)
     cdef Chain* chain
     for i in range(num_active):
         chain = &chains[active[i]]
-        for tree in range(chain.request.num_trees):
-            prefetch_places(chain.request.grows[tree].tree, chain.cursors[tree].places, chain.cursors[tree].num_orders)
-    for i in range(num_active):
-        chain = &chains[active[i]]
-        for tree in range(chain.request.num_trees):
-            prefetch_text(chain.request.grows[tree].tree, chain.cursors[tree].places, chain.cursors[tree].num_orders)
-    for i in range(num_active):
-        chain = &chains[active[i]]
         _gather(chain)
         if chain.evidence.num_levels > 0:   # the longest context's candidate mostly wins
             for tree in range(chain.request.num_trees):
@@ -235,6 +229,8 @@ cdef int32_t begin_group(Chain* chains, int32_t num_chains, int32_t* active) noe
         chains[active[i]].path = 1.0
         for tree in range(request.num_trees):
             cursor_of_sequence(request.grows[tree].tree, request.grows[tree].slot, &chains[active[i]].cursors[tree])
+            prefetch_text(request.grows[tree].tree, chains[active[i]].cursors[tree].places,
+                          chains[active[i]].cursors[tree].num_orders)
     return num_active
 
 
