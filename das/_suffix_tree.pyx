@@ -7,7 +7,7 @@ from libc.string cimport memset
 from das._token_ids cimport TokenIdBuffer
 from das._tree cimport (
     Continuation, Cursor, append, close_sequence, count_continuation, count_continuations, cursor_advance, cursor_of_sequence,
-    end_prompt, first_continuation, open_sequence, read_continuation, reserve, step,
+    end_prompt, first_continuation, open_sequence, places_of, read_continuation, reserve, step,
 )
 from das._tree_arrays cimport (
     HISTORY, MAX_ORDER_C, NONE, ROOT, RUNNING, Node, Place, Prompt, Tree, allocated_bytes, expect_tokens,
@@ -304,10 +304,10 @@ cdef class SuffixTree:
             for i in range(draft.num_tokens):
                 cursor_advance(&self.tree, &cursor, draft.data[i])
             for order in range(1, cursor.num_orders + 1):
-                read_continuation(&self.tree, &cursor.places[order], order, &found)
+                read_continuation(&self.tree, &places_of(&cursor)[order], order, &found)
                 if found.top_count == 0:
                     break
-                count_continuations(&self.tree, &cursor.places[order], order, count)
+                count_continuations(&self.tree, &places_of(&cursor)[order], order, count)
                 by_order.append((count[RUNNING], count[HISTORY], found.top_token))
         return by_order
 

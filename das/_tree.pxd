@@ -4,9 +4,13 @@ from das._tree_arrays cimport (
     HISTORY, MAX_ORDER_C, NONE, RUNNING, Edge, Node, Place, Prompt, Sequence, Tree, counts_of, depth_of, find_edge, start_of,
 )
 
+cdef enum:
+    CURSOR_ROOM = 2 * (MAX_ORDER_C + 1)
+
 cdef struct Cursor:             # the contexts of one position: order 0 (empty) .. num_orders
     int32_t num_orders
-    Place[MAX_ORDER_C + 1] places
+    int32_t first               # the place of order n is places[first + n]; one token on, where it is becomes that of n + 1
+    Place[CURSOR_ROOM] places
 
 cdef struct Continuation:       # what follows a context
     int32_t top_token           # what came next most often
@@ -26,6 +30,11 @@ cdef void close_sequence(Tree* tree, int32_t slot) noexcept nogil
 cdef void end_prompt(Tree* tree, int32_t slot, Prompt* prompt) noexcept nogil
 cdef int reserve(Tree* tree, int32_t slot, int64_t num_tokens) except -1 nogil
 cdef void append(Tree* tree, int32_t slot, const int32_t* token_ids, int64_t num_tokens) noexcept nogil
+
+
+cdef inline Place* places_of(Cursor* cursor) noexcept nogil:
+    """The places of the cursor's contexts, by order."""
+    return &cursor.places[cursor.first]
 
 
 cdef inline bint step(const Tree* tree, Place* place, int32_t order, int32_t token) noexcept nogil:

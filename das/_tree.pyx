@@ -337,11 +337,14 @@ cdef void cursor_of_sequence(Tree* tree, int32_t slot, Cursor* cursor) noexcept 
     """The contexts at the sequence's end. The sequence's own places stay as they are."""
     cdef Sequence* sequence = &tree.sequences[slot]
     cdef int32_t order
+    cdef Place* places
     cursor.num_orders = sequence.num_pending
+    cursor.first = CURSOR_ROOM - (MAX_ORDER_C + 1)
+    places = places_of(cursor)
     for order in range(cursor.num_orders + 1):
-        cursor.places[order] = sequence.places[order]
-        if cursor.places[order].below != NONE:
-            climb(tree, &cursor.places[order], order)
+        places[order] = sequence.places[order]
+        if places[order].below != NONE:
+            climb(tree, &places[order], order)
 
 
 cdef void prefetch_sequence(const Tree* tree, int32_t slot) noexcept nogil:
@@ -380,27 +383,31 @@ cdef void prefetch_steps(const Tree* tree, const Place* places, int32_t num_orde
     """Ask for the edges along which contexts of order 0..num_orders continue with `token`."""
     cdef int32_t order
     for order in range(num_orders + 1):
-        if places[order].below == NONE:
-            prefetch(&tree.edges[home_slot(tree, places[order].node, token)])
+        if places[order].below != NONE:
+            break               # nor does a longer context branch
+        prefetch(&tree.edges[home_slot(tree, places[order].node, token)])
 
 
 cdef void cursor_advance(Tree* tree, Cursor* cursor, int32_t token) noexcept nogil:
     """The contexts one token later: the context of order n + 1 is that of order n, one step down.
 
     Where a context does not continue with `token`, no longer one does: its end is theirs, too. Asks for the memory that
-    the next reading of the contexts will touch, where it is not the same as this time.
+    the next reading will touch and the last one has not.
     """
-    cdef int32_t order
-    cdef int32_t num_orders = 0
-    cdef Place place
-    cdef Place next_place = cursor.places[0]
-    for order in range(min(cursor.num_orders, tree.max_order - 1) + 1):
-        place = next_place
-        next_place = cursor.places[order + 1]
-        if not step(tree, &place, order, token):
+    cdef int32_t num_steps = min(cursor.num_orders + 1, tree.max_order)
+    cdef Place* places = places_of(cursor)
+    cdef int32_t order, below
+    for order in range(num_steps):
+        below = places[order].below
+        if not step(tree, &places[order], order, token):
+            num_steps = order
             break
-        if place.below != cursor.places[order].below:
-            prefetch_continuation(tree, &place, order + 1)
-        cursor.places[order + 1] = place
-        num_orders = order + 1
-    cursor.num_orders = num_orders
+        if places[order].below != below:
+            prefetch_continuation(tree, &places[order], order + 1)
+    cursor.num_orders = num_steps
+    if cursor.first == 0:
+        cursor.first = CURSOR_ROOM - (MAX_ORDER_C + 1)
+        memcpy(places_of(cursor), places, MAX_ORDER_C * sizeof(Place))
+    cursor.first -= 1
+    places_of(cursor)[0].node = ROOT
+    places_of(cursor)[0].below = NONE
