@@ -77,7 +77,8 @@ cdef void _gather(Chain* chain) noexcept nogil:
     chain.evidence.num_levels = <int32_t>(level - chain.evidence.levels)
 
 
-cdef inline bint _read_level(const Tree* of_tree, const Place* places, int32_t tree, int32_t order, Level* level) noexcept nogil:
+cdef inline bint _read_level(const Tree* of_tree, const Place* places, int32_t tree, int32_t order,
+                             Level* level) noexcept nogil:
     """Read what follows a context; False where nothing does."""
     cdef Continuation found
     cdef double weight = WEIGHTS[tree]
@@ -138,8 +139,8 @@ cdef double hit_rate(const double* hits, const double* misses, int32_t cell, dou
 cdef double _best(Chain* chain, Prediction* best) noexcept nogil:
     """The most probable next token and its P. Ties go to the shorter context's candidate.
 
-    The longest context's candidate mostly wins. Its P comes first, and of the others only those are counted that may reach
-    it: a search for each context, in memory that nothing else reads.
+    The longest context's candidate mostly wins. So its P comes first, and others are counted only where they may reach
+    it: counting searches an edge of each context, in memory that nothing else reads.
     """
     cdef Evidence* evidence = &chain.evidence
     cdef int32_t favourite = evidence.levels[evidence.num_levels - 1].top_token

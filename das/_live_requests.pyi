@@ -8,7 +8,9 @@ from das._suffix_tree import SuffixTree, TokenIds
 
 @final
 class EmittedTokens:
-    def __new__(cls, request_ids: list[str], token_ids: list[TokenIds], num_verified: list[int | None] | None) -> Self: ...
+    def __new__(
+        cls, request_ids: list[str], token_ids: list[TokenIds], num_verified: list[int | None] | None
+    ) -> Self: ...
     @property
     def num_tokens(self) -> int: ...
 

@@ -6,8 +6,8 @@ from libc.string cimport memset
 
 from das._token_ids cimport TokenIdBuffer
 from das._tree cimport (
-    Continuation, Cursor, append, close_sequence, count_continuation, count_continuations, cursor_advance, cursor_of_sequence,
-    end_prompt, first_continuation, open_sequence, places_of, read_continuation, reserve, step,
+    Continuation, Cursor, append, close_sequence, count_continuation, count_continuations, cursor_advance,
+    cursor_of_sequence, end_prompt, first_continuation, open_sequence, places_of, read_continuation, reserve, step,
 )
 from das._tree_arrays cimport (
     HISTORY, MAX_ORDER_C, NONE, ROOT, RUNNING, Node, Place, Prompt, Tree, allocated_bytes, expect_tokens,

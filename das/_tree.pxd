@@ -1,7 +1,8 @@
 from libc.stdint cimport int32_t, int64_t, uint32_t
 
 from das._tree_arrays cimport (
-    HISTORY, MAX_ORDER_C, NONE, RUNNING, Edge, Node, Place, Prompt, Sequence, Tree, counts_of, depth_of, find_edge, start_of,
+    HISTORY, MAX_ORDER_C, NONE, RUNNING, Edge, Node, Place, Prompt, Sequence, Tree, counts_of, depth_of, find_edge,
+    start_of,
 )
 
 cdef enum:
@@ -9,7 +10,7 @@ cdef enum:
 
 cdef struct Cursor:             # the contexts of one position: order 0 (empty) .. num_orders
     int32_t num_orders
-    int32_t first               # the place of order n is places[first + n]; one token on, where it is becomes that of n + 1
+    int32_t first               # order n is at places[first + n]; one token on, the same place is that of order n + 1
     Place[CURSOR_ROOM] places
 
 cdef struct Continuation:       # what follows a context
@@ -31,6 +32,8 @@ cdef void end_prompt(Tree* tree, int32_t slot, Prompt* prompt) noexcept nogil
 cdef int reserve(Tree* tree, int32_t slot, int64_t num_tokens) except -1 nogil
 cdef void append(Tree* tree, int32_t slot, const int32_t* token_ids, int64_t num_tokens) noexcept nogil
 
+
+# What is done for each context of each position is defined here, so that the kernels in other modules inline it.
 
 cdef inline Place* places_of(Cursor* cursor) noexcept nogil:
     """The places of the cursor's contexts, by order."""
@@ -61,7 +64,8 @@ cdef inline bint step(const Tree* tree, Place* place, int32_t order, int32_t tok
     return True
 
 
-cdef inline void read_continuation(const Tree* tree, const Place* place, int32_t order, Continuation* found) noexcept nogil:
+cdef inline void read_continuation(const Tree* tree, const Place* place, int32_t order,
+                                   Continuation* found) noexcept nogil:
     """What follows a context of that order, in both classes together; found.top_count is 0 where nothing does."""
     cdef const Node* node
     if place.below == NONE:
@@ -99,7 +103,8 @@ cdef inline void count_continuation(const Tree* tree, const Place* place, int32_
         counts_of(tree, child, count)
 
 
-cdef inline void count_continuations(const Tree* tree, const Place* place, int32_t order, uint32_t* count) noexcept nogil:
+cdef inline void count_continuations(const Tree* tree, const Place* place, int32_t order,
+                                     uint32_t* count) noexcept nogil:
     """How often a context of that order continued, by class."""
     count[RUNNING] = count[HISTORY] = 0
     if place.below == NONE:

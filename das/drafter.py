@@ -134,7 +134,8 @@ class Drafter:
                 request = self._request(request_id)
                 request.note_environment(emitted)
                 self._in_environment[request_id] = None
-                self._with_environment[request_id] = request
+                if request.runs:  # none, where there was no token
+                    self._with_environment[request_id] = request
                 return
             self._extend([request_id], emitted)
 
