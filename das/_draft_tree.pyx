@@ -20,7 +20,7 @@ from libc.string cimport memcpy
 from das._draft cimport (
     GROUP_SIZE, Branches, Level, Prediction, begin_group, blend, cell_of, gather_group, hit_rate, learn,
 )
-from das._tree cimport cursor_advance, first_continuation
+from das._tree cimport cursor_advance, first_continuation, places_of
 
 MAX_CHILDREN_OF_NODE = MAX_CHILDREN
 
@@ -84,7 +84,7 @@ cdef int32_t _candidates(Chain* chain, Prediction* ranked, double* probabilities
         asked = &chain.evidence.levels[level]
         num_ranked = _rank(
             chain, first_continuation(chain.request.grows[asked.tree].tree,
-                                      &chain.cursors[asked.tree].places[asked.order], asked.order),
+                                      &places_of(&chain.cursors[asked.tree])[asked.order], asked.order),
             1, ranked, probabilities, num_ranked, most)
     for i in range(num_ranked):
         probability = probabilities[i]
