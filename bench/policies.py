@@ -72,7 +72,7 @@ class OracleBudget(das.ThroughputBudget):
         chains = self._chains * np.exp(self._sigma * self._normal.standard_normal((draws, len(requests))))
         high = chains.max(axis=1, keepdims=True)
         low = high * (1.0 - self._k)
-        for _ in range(30):
+        for _ in range(14):
             num_passes = 0.5 * (low + high)
             is_dear = self._worth_ms(chains, num_passes, c_tok_ms).sum(axis=1, keepdims=True) > pass_ms
             low, high = np.where(is_dear, num_passes, low), np.where(is_dear, high, num_passes)
