@@ -139,7 +139,9 @@ def test_the_oracle_solves_the_makespan_problem():
     candidates = np.linspace(800 * (1 - k) + 0.01, 800, 20_000)
     best = candidates[np.argmin([cost_ms(candidate) for candidate in candidates])]
     expected = np.where(lengths > best, alpha * (k - 1 + best / lengths), 1.0)
-    assert prices(OracleBudget(latency=LATENCY), lengths.tolist()) == pytest.approx(expected.tolist(), rel=0.01, abs=1e-3)
+    assert prices(OracleBudget(latency=LATENCY), lengths.tolist()) == pytest.approx(
+        expected.tolist(), rel=0.01, abs=1e-3
+    )
 
 
 def test_places_share_what_waits():
