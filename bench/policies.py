@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heapreplace
 
 import numpy as np
 
@@ -17,14 +16,15 @@ Setting = float | str | None
 class OracleBudget(das.ThroughputBudget):
     """The makespan optimum at token level, told how long each running and each waiting request will be: a ceiling.
 
-    Requests that wait are dealt to the places in order, each to the one that ends first by the lengths; so every place
-    has a chain of L tokens to go. With A(p) = k L (1 - exp(-alpha p / L)) accepted of p drafted tokens, a place that is
-    to need N passes drafts down to survival s = alpha (k - 1 + N / L), at which a pass less costs it c_tok (1 / s - 1)
-    more. N is where that, over all places, is what a pass costs. How well drafts will fare is not told: chains are
-    longer or shorter by a factor exp(sigma z), z normal, and what a pass is worth is the mean over 16 such draws.
+    While requests wait, places share the work: whoever ends early takes more of it. So a place has as many tokens to go
+    as its own request, or as the level L at which all places together have all the work, whichever is more. With
+    A(p) = k L (1 - exp(-alpha p / L)) accepted of p drafted tokens, a place that is to need N passes drafts down to
+    survival s = alpha (k - 1 + N / L), at which a pass less costs it c_tok (1 / s - 1) more. N is where that, over all
+    places, is what a pass costs. How well drafts will fare is not told: lengths are longer or shorter by a factor
+    exp(sigma z), z normal, and what a pass is worth is the mean over 16 such draws.
 
     Args:
-        sigma: 0: chains count as long as they are.
+        sigma: 0: lengths count as they are.
         k, alpha: of the acceptance curve.
 
     Source: DAS (arXiv 2511.13841), Eq. 3 to 9, corrected as DESIGN section 8 has it.
@@ -34,17 +34,15 @@ class OracleBudget(das.ThroughputBudget):
         super().__init__(latency=latency)
         self._sigma, self._k, self._alpha = sigma, k, alpha
         self._normal = np.random.default_rng(0)
-        self._chains = np.empty(0)
+        self._lengths = np.empty(0)
 
     def foretell(self, remaining: Sequence[int], waiting: Sequence[int]) -> None:
         """Hear how many tokens each request is still to get; see `das.analysis.decoding.Decoding`."""
-        ends = [(length, place) for place, length in enumerate(remaining)]
-        heapify(ends)
-        self._chains = np.array(remaining, np.float64)
-        for length in waiting:
-            end, place = ends[0]
-            self._chains[place] = end + length
-            heapreplace(ends, (end + length, place))
+        lengths = np.sort(np.array(remaining, np.float64))
+        work = np.cumsum(lengths) + sum(waiting)  # shared by the places with the least to do: by how many, decides
+        levels = work / np.arange(1, len(lengths) + 1)
+        num_sharing = int(np.argmax(np.append(lengths[1:], np.inf) >= levels))
+        self._lengths = np.maximum(np.array(remaining, np.float64), levels[num_sharing])
 
     def budgets(self, requests: das.RunningRequests) -> tuple[IntArray, FloatArray]:
         """Caps and prices."""
@@ -53,20 +51,20 @@ class OracleBudget(das.ThroughputBudget):
         pass_ms = self.latency.step_ms(0, num_context_tokens=num_context_tokens)
         c_tok_ms = max(self.latency.c_tok_ms, 1e-9)
         draws = 16 if self._sigma else 1
-        chains = self._chains * np.exp(self._sigma * self._normal.standard_normal((draws, len(requests))))
-        high = chains.max(axis=1, keepdims=True)
+        lengths = self._lengths * np.exp(self._sigma * self._normal.standard_normal((draws, len(requests))))
+        high = lengths.max(axis=1, keepdims=True)
         low = high * (1.0 - self._k)
-        for _ in range(30):
+        for _ in range(14):
             num_passes = 0.5 * (low + high)
-            is_dear = self._worth_ms(chains, num_passes, c_tok_ms).sum(axis=1, keepdims=True) > pass_ms
+            is_dear = self._worth_ms(lengths, num_passes, c_tok_ms).sum(axis=1, keepdims=True) > pass_ms
             low, high = np.where(is_dear, num_passes, low), np.where(is_dear, high, num_passes)
-        worth_ms = self._worth_ms(chains, high, c_tok_ms).mean(axis=0)
+        worth_ms = self._worth_ms(lengths, high, c_tok_ms).mean(axis=0)
         return caps, c_tok_ms / (c_tok_ms + worth_ms)
 
-    def _worth_ms(self, chains: FloatArray, num_passes: FloatArray, c_tok_ms: float) -> FloatArray:
+    def _worth_ms(self, lengths: FloatArray, num_passes: FloatArray, c_tok_ms: float) -> FloatArray:
         """What a place pays for its last pass less; nothing where it needs no more than that anyway."""
-        survival = np.maximum(1e-6, self._alpha * (self._k - 1.0 + num_passes / chains))
-        return np.where(num_passes < chains, c_tok_ms * np.maximum(0.0, 1.0 / survival - 1.0), 0.0)
+        survival = np.maximum(1e-6, self._alpha * (self._k - 1.0 + num_passes / lengths))
+        return np.where(num_passes < lengths, c_tok_ms * np.maximum(0.0, 1.0 / survival - 1.0), 0.0)
 
     def __repr__(self) -> str:
         return f"OracleBudget(latency={self.latency}, sigma={self._sigma:g}, k={self._k:g}, alpha={self._alpha:g})"
