@@ -68,7 +68,8 @@ class AcceptanceEstimator:
     is predicted best: mostly by 2 to 4 % better than by the curve of all, on three logs).
 
     Budgets by price pick likely tokens, so they accept more of few drafts than caps do. While only one price was seen
-    the estimate cannot know that, and k comes out too high: by .15 and .24 on two logs, at a price of .5 (`python -m bench.bench_curve`).
+    the estimate cannot know that, and k comes out too high: by .15 and .24 on two logs, at a price of .5
+    (`python -m bench.bench_curve`).
 
     Args:
         k, alpha: the start, 0.01..1 and 0.25..8.
