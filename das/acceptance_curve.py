@@ -64,11 +64,12 @@ class AcceptanceEstimator:
     about as much per decode step again: each such point is a mean, and points differ because the policy drafted
     more or less. The curve of all prompts is the likeliest given these points and the start: k from everything, alpha
     only as far as drafts of different lengths were seen. A prompt's curve has the same alpha and its own k, the
-    likeliest given its rollouts, among which the curve of all prompts counts for four (that predicted the next rollout
-    best: by 0 to 4 % better than the curve of all does, on three logs).
+    likeliest given its rollouts, among which the curve of all prompts counts for four (by that a prompt's next rollout
+    is predicted best: mostly by 2 to 4 % better than by the curve of all, on three logs).
 
     Budgets by price pick likely tokens, so they accept more of few drafts than caps do. While only one price was seen
-    the estimate cannot know that, and k comes out too high: by .15 and .24 on two logs, at a price of .5.
+    the estimate cannot know that, and k comes out too high: by .15 and .24 on two logs, at a price of .5
+    (`python -m bench.bench_curve`).
 
     Args:
         k, alpha: the start, 0.01..1 and 0.25..8.
