@@ -6,7 +6,7 @@ from das._tree_arrays cimport Tree
 cdef enum:
     NUM_ORDERS = 8
     OWN = 0                     # the tree of the request's prompt
-    COMMON = 1                  # the tree of what other prompts' requests emit, for a prompt without history
+    COMMON = 1                  # the tree of what other prompts' requests emit, where a prompt has no useful history
     NUM_TREES = 2
     MAX_LEVELS = NUM_TREES * NUM_ORDERS
     MAX_DRAFT = 64              # the longest draft a budget may ask for
@@ -20,6 +20,13 @@ cdef enum:
     DRAFTED = 2
     ACCEPTED = 3
     EMITTED = 4
+
+cdef enum Source:               # who ever continued the last token so
+    BY_RUNNING = 0
+    BY_HISTORY = 1
+    BY_BOTH = 2
+    BY_OTHERS = 3               # other prompts only
+    NUM_SOURCES = 4
 
 cdef struct Prediction:
     int32_t token
@@ -44,6 +51,7 @@ cdef struct Request:
     bint is_tree                # the pending draft and its predictions are in `branches`, not in `asked`
     Branches* branches          # NULL until the first tree
     Prediction[MAX_DRAFT + 1] asked
+    double* explained           # where it counts what its prompt's history explains; NULL: there is none
     int64_t num_prompt          # tokens
     int64_t max_total           # prompt and response tokens together
     uint64_t prompt_key
@@ -85,5 +93,7 @@ cdef double hit_rate(const double* hits, const double* misses, int32_t cell, dou
 cdef bint learn(const Prediction* prediction, double* hits, double* misses, double* histogram,
                 int32_t token) noexcept nogil
 cdef void draft_group(Chain* chains, int32_t num_chains, const double* hits, const double* misses) noexcept nogil
+cdef void note_answer(const Request* request, const Prediction* prediction, bint was_hit) noexcept nogil
+cdef bint explains_nothing(const double* explained) noexcept nogil
 cdef void score(Request* request, double* hits, double* misses, double* histogram, const int32_t* token_ids,
                 int64_t num_tokens) noexcept nogil

@@ -7,8 +7,9 @@ occurred and what followed most often. Starting from almost nothing, each longer
     P(x) <- (count_n(x) + KAPPA * P(x)) / (total_n + KAPPA)
 
 as in PPM and interpolated n-gram models: a context seen often speaks for itself, one seen once moves the estimate only
-part of the way. Candidates x are the contexts' top children. A request whose prompt has no history reads each context
-in a second tree, too, which holds what such prompts' requests emit: a fifth of the weight, and corrected by its own.
+part of the way. Candidates x are the contexts' top children. A request whose prompt has no history, or one that explains
+nothing of what is emitted now, reads each context in a second tree, too, which holds what such prompts' requests emit: a
+fifth of the weight, and corrected by its own.
 
 The best candidate's P is then *calibrated*: it is sorted into a cell by its logit and by who ever continued so (running
 text, history, both, or other prompts only), and replaced by the hit rate that such predictions lately had, known from
@@ -16,6 +17,9 @@ verification feedback. The product of these probabilities along the chain is the
 fall below the request's price, or at its cap. The prediction that was asked for but not drafted is remembered, too: the
 token the engine emits there is its answer, so the cells learn even when nothing is drafted. A cell forgets as it learns:
 each prediction takes a share of 1 / MEMORY of what was there. The policy drifts, and some day it is another one.
+
+Whether the prompts' histories explain what is emitted at all is counted, too: where they do not, because the policy was
+replaced, requests draw on the second tree although their prompt has a history.
 
 Each answered prediction also enters a histogram of calibrated probabilities, from which `das.reliability` tells how far
 they can be trusted. Nothing here reads it.
@@ -31,7 +35,6 @@ from das._tree_arrays cimport HISTORY, RUNNING, Place
 
 cdef enum:
     NUM_BINS = 24               # of the logit of P on [-4, 4]
-    NUM_SOURCES = 4             # running, history, both; other prompts only
 
 cdef int32_t[NUM_ORDERS] ORDERS
 ORDERS[:] = [1, 2, 3, 4, 6, 8, 12, 16]
@@ -45,10 +48,15 @@ cdef double PRIOR_STRENGTH = 4.0    # predictions' worth of trust in P before a 
 # study that found the rule (figures in DESIGN.md).
 cdef double MEMORY = 2000.0
 cdef double KEPT = 1.0 - 1.0 / MEMORY
+# Of real rollouts, a history explains half and more of what is emitted; of a replaced policy's, what comes by accident.
+cdef double EXPLAINED_MEMORY = 256.0    # predictions by which histories are judged
+cdef double EXPLAINED_PRIOR = 8.0       # predictions' worth of trust in histories before anything is known
+cdef double LEAST_EXPLAINED = 1.0 / 16.0
 
 MAX_DRAFT_TOKENS = MAX_DRAFT
 CELLS_SHAPE = (NUM_SOURCES, NUM_BINS)
 CELL_MEMORY = MEMORY
+HISTORY_MEMORY = EXPLAINED_MEMORY
 HISTOGRAM_SHAPE = (NUM_RATES, NUM_FIGURES)
 
 # ------------------------------------------------------------------------------------------------ the rule
@@ -108,15 +116,15 @@ cdef inline double _count_at(Chain* chain, const Level* level, int32_t token) no
 cdef int32_t cell_of(Chain* chain, int32_t token, double probability) noexcept nogil:
     """The calibration cell of a prediction: who ever continued the last token so, and the bin of the logit."""
     cdef uint32_t[2] count
-    cdef int32_t source = 3
+    cdef int32_t source = BY_OTHERS
     cdef int32_t bin_
     cdef double clipped = min(max(probability, 1e-4), 1.0 - 1e-4)
     if chain.cursors[OWN].num_orders > 0:
         count_continuation(chain.request.grows[OWN].tree, &places_of(&chain.cursors[OWN])[1], 1, token, count)
         if count[HISTORY] > 0:
-            source = 2 if count[RUNNING] > 0 else 1
+            source = BY_BOTH if count[RUNNING] > 0 else BY_HISTORY
         elif count[RUNNING] > 0:
-            source = 0
+            source = BY_RUNNING
     bin_ = <int32_t>((log(clipped / (1.0 - clipped)) + 4.0) * (NUM_BINS / 8.0))
     return source * NUM_BINS + min(max(bin_, 0), NUM_BINS - 1)
 
@@ -273,8 +281,26 @@ cdef void score(Request* request, double* hits, double* misses, double* histogra
     cdef int64_t i
     cdef bint was_hit = True
     for i in range(min(num_tokens, <int64_t>request.num_asked)):
-        if not learn(&request.asked[i], hits, misses, histogram, token_ids[i]):
+        was_hit = learn(&request.asked[i], hits, misses, histogram, token_ids[i])
+        note_answer(request, &request.asked[i], was_hit)
+        if not was_hit:
             break
+
+
+cdef void note_answer(const Request* request, const Prediction* prediction, bint was_hit) noexcept nogil:
+    """Count whether the most probable token of a position came, and the prompt's history knew it."""
+    cdef int32_t source = prediction.cell // NUM_BINS
+    if request.explained == NULL:
+        return
+    request.explained[0] *= 1.0 - 1.0 / EXPLAINED_MEMORY
+    request.explained[1] *= 1.0 - 1.0 / EXPLAINED_MEMORY
+    request.explained[0 if was_hit and (source == BY_HISTORY or source == BY_BOTH) else 1] += 1.0
+
+
+cdef bint explains_nothing(const double* explained) noexcept nogil:
+    """Whether prompts' histories lately knew next to nothing of what was emitted: the policy was replaced."""
+    return (explained[0] + EXPLAINED_PRIOR
+            < LEAST_EXPLAINED * (explained[0] + explained[1] + EXPLAINED_PRIOR))
 
 
 cdef bint learn(const Prediction* prediction, double* hits, double* misses, double* histogram,

@@ -17,8 +17,16 @@ class EmittedTokens:
 @final
 class LiveRequests:
     def __new__(
-        cls, hits: npt.NDArray[np.float64], misses: npt.NDArray[np.float64], histogram: npt.NDArray[np.float64]
+        cls,
+        hits: npt.NDArray[np.float64],
+        misses: npt.NDArray[np.float64],
+        histogram: npt.NDArray[np.float64],
+        explained: npt.NDArray[np.float64],
     ) -> Self: ...
+    @property
+    def num_alone(self) -> int: ...
+    @property
+    def history_explains_nothing(self) -> bool: ...
     def add(
         self,
         tree: SuffixTree,

@@ -9,14 +9,14 @@ from libc.string cimport memcpy, memset
 
 from das._draft cimport (
     ACCEPTED, COMMON, DECODE_STEPS, DRAFTED, EMITTED, GROUP_SIZE, MAX_CHILDREN, MAX_DRAFT, NUM_COUNTERS, NUM_TREES, OWN,
-    VERIFICATION_STEPS, Branches, Chain, Request, draft_group, score,
+    VERIFICATION_STEPS, Branches, Chain, Request, draft_group, explains_nothing, score,
 )
 from das._draft_tree cimport Search, draft_tree_group, score_tree
 from das._drafts cimport DraftBatch
 from das._suffix_tree cimport SuffixTree
 from das._token_ids cimport TokenIdBuffer
 from das._tree cimport append, prefetch_places, prefetch_sequence, prefetch_steps, reserve
-from das._tree_arrays cimport Sequence
+from das._tree_arrays cimport HISTORY, ROOT, Sequence
 
 import numpy
 
@@ -100,6 +100,10 @@ cdef class LiveRequests:
     Args:
         hits, misses: float64 arrays of CELLS_SHAPE, the calibration cells; updated in place.
         histogram: float64 array of HISTOGRAM_SHAPE, of the calibrated probabilities; updated in place.
+        explained: float64 array of 2, of what prompts' histories explained and what not; updated in place.
+
+    Attributes:
+        num_alone: rows that grow in their prompt's tree only.
     """
     cdef Request* requests
     cdef Py_ssize_t num_rows
@@ -114,18 +118,23 @@ cdef class LiveRequests:
     cdef double[:, ::1] hits
     cdef double[:, ::1] misses
     cdef double[:, ::1] histogram
+    cdef double[::1] explained
+    cdef readonly Py_ssize_t num_alone
 
     def __cinit__(self, double[:, ::1] hits not None, double[:, ::1] misses not None,
-                  double[:, ::1] histogram not None):
+                  double[:, ::1] histogram not None, double[::1] explained not None):
         if (hits.shape[0], hits.shape[1]) != _CELLS_SHAPE or (misses.shape[0], misses.shape[1]) != _CELLS_SHAPE:
             raise ValueError(f"calibration cells must have shape {_CELLS_SHAPE}")
         if (histogram.shape[0], histogram.shape[1]) != _HISTOGRAM_SHAPE:
             raise ValueError(f"histogram must have shape {_HISTOGRAM_SHAPE}")
+        if explained.shape[0] != 2:
+            raise ValueError(f"explained must have 2 entries, not {explained.shape[0]}")
         self.trees = []
         self.free_rows = []
         self.hits = hits
         self.misses = misses
         self.histogram = histogram
+        self.explained = explained
 
     def __dealloc__(self):
         cdef Py_ssize_t row
@@ -160,6 +169,7 @@ cdef class LiveRequests:
         self.num_started += 1
         self.trees[row] = [None] * NUM_TREES
         self._place(row, OWN, tree, slot)
+        self.num_alone += 1
         return row
 
     def move(self, Py_ssize_t row, SuffixTree tree not None, sequence):
@@ -168,18 +178,28 @@ cdef class LiveRequests:
 
     def join_common(self, Py_ssize_t row, SuffixTree tree not None, sequence):
         """The request grows as an open sequence of the common tree, too, and draws on it."""
-        self._place(row, COMMON, tree, tree.slot_of(sequence))
+        cdef int32_t slot = tree.slot_of(sequence)
+        self.num_alone -= self.requests[row].num_trees == 1
+        self._place(row, COMMON, tree, slot)
+
+    @property
+    def history_explains_nothing(self):
+        """Whether prompts' histories lately knew next to nothing of what their requests emitted. Complexity: O(1)."""
+        return explains_nothing(&self.explained[0])
 
     cdef _place(self, Py_ssize_t row, int32_t which, SuffixTree tree, int32_t slot):
         self.trees[row][which] = tree
         self.requests[row].grows[which].tree = &tree.tree
         self.requests[row].grows[which].slot = slot
         self.requests[row].num_trees = max(self.requests[row].num_trees, which + 1)
+        if which == OWN:
+            self.requests[row].explained = &self.explained[0] if tree.tree.nodes[ROOT].total[HISTORY] > 0 else NULL
 
     def remove(self, Py_ssize_t row):
         """Forget a request."""
         free(self.requests[row].response)
         free(self.requests[row].branches)
+        self.num_alone -= self.requests[row].num_trees == 1
         memset(&self.requests[row], 0, sizeof(Request))
         self.trees[row] = None
         self.free_rows.append(row)

@@ -16,6 +16,8 @@ from das.confidence import Confidence
 from das.history import RolloutHistory
 from das.live_request import LiveRequest
 from das.metrics import AcceptanceCounters
+from das.prompt_record import PromptRecord
+from das.prompt_tree import PromptTree
 from das.rollout import Rollout, TokenIds, check_int
 from das.rollout import prompt_key as key_of_prompt
 
@@ -44,7 +46,9 @@ class Drafter:
             raise TypeError(f"confidence must be a Confidence or None, not {type(confidence).__name__}")
         self.history = RolloutHistory() if history is None else history
         self.confidence = Confidence() if confidence is None else confidence
-        self._table = LiveRequests(self.confidence.hits, self.confidence.misses, self.confidence.histogram)
+        self._table = LiveRequests(
+            self.confidence.hits, self.confidence.misses, self.confidence.histogram, self.confidence.explained
+        )
         self._requests: dict[str, LiveRequest] = {}
         self._row_of: dict[str, int] = {}  # of each request in the table, which looks them up for a whole batch
         self._with_environment: dict[str, LiveRequest] = {}  # requests that have had environment tokens
@@ -99,7 +103,8 @@ class Drafter:
             record = self.history.record_for(key)
             step = record.step_of_new_request(training_step)
             request = LiveRequest(prompt, key, record, step, NO_LIMIT if max_total_tokens is None else max_total_tokens)
-            request.enter(self.history.tree_for(key, step), self._table, self.history.common_tree_for(record))
+            tree = self.history.tree_for(key, step)
+            request.enter(tree, self._table, self._common_tree_for(record))
             record.open_requests[request] = None
             self._requests[request_id] = request
             self._row_of[request_id] = request.row
@@ -213,9 +218,10 @@ class Drafter:
         prices = prices_array(min_survival, num_requests=len(request_ids))
         with self.history.lock:
             rows = self._table.rows_of(self._row_of, request_ids)
-            if self._in_environment:
-                self._table.check_budgets(caps, prices)
+            if self._in_environment or self._lacks_common_text():
+                self._table.check_budgets(caps, prices)  # before anything changes
                 self._enter_environment()
+                self._join_common()
             batch: DraftBatch = self._table.draft(
                 rows, caps, prices, max_children=max_children if shape == "tree" else 0
             )
@@ -383,6 +389,20 @@ class Drafter:
         for request_id in self._in_environment:
             self._requests[request_id].enter_environment()
         self._in_environment.clear()
+
+    def _common_tree_for(self, record: PromptRecord) -> PromptTree | None:
+        return self.history.common_tree_for(record, history_explains_nothing=self._table.history_explains_nothing)
+
+    def _lacks_common_text(self) -> bool:
+        """Whether running requests have a history, of no use, and do not draw on the common text."""
+        return self._table.num_alone > 0 and self._table.history_explains_nothing and self.history.max_common_tokens > 0
+
+    def _join_common(self) -> None:
+        if self._lacks_common_text():
+            for request in self._requests.values():
+                common = self._common_tree_for(request.record) if request.common is None else None
+                if common is not None:
+                    request.join_common(common)
 
 
 def check_shape(shape: Shape) -> None:

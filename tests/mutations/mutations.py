@@ -16,6 +16,8 @@ COMMON = "das/common_text.py"
 BUDGET = "das/budget.py"
 LATENCY = "das/latency.py"
 CONFIDENCE = "das/confidence.py"
+DRAFTER = "das/drafter.py"
+REQUEST = "das/live_request.py"
 RELIABILITY = "das/reliability.py"
 STEP = "das/step.py"
 
@@ -60,6 +62,8 @@ TESTS = {
     STEP: ("test_step.py", "test_widths.py"),
     LATENCY: ("test_latency.py",),
     CONFIDENCE: ("test_confidence.py",),
+    DRAFTER: ("test_common_text.py",),
+    REQUEST: ("test_common_text.py", "test_drafter_failures.py"),
     RELIABILITY: ("test_reliability.py",),
 }
 
@@ -212,7 +216,7 @@ MUTATIONS = [
              "of equals the shorter context's candidate is taken, also where the longest context's comes first"),
     Mutation(DRAFT, "ties-to-the-longer-context", "if estimate > probability:", "if estimate >= probability:",
              "of equals the shorter context's candidate is taken"),
-    Mutation(DRAFT, "cell-source-both-lost", "source = 2 if count[RUNNING] > 0 else 1", "source = 1",
+    Mutation(DRAFT, "cell-source-both-lost", "source = BY_BOTH if count[RUNNING] > 0 else BY_HISTORY", "source = BY_HISTORY",
              "tokens that both classes continued with have cells of their own"),
     Mutation(DRAFT, "cell-bin-moved", "(log(clipped / (1.0 - clipped)) + 4.0)", "(log(clipped / (1.0 - clipped)) + 4.2)",
              "bins divide the logits of [-4, 4]"),
@@ -235,23 +239,24 @@ MUTATIONS = [
              "of equal offers the earlier one is taken"),
     Mutation(DRAFT_TREE, "first-child-drafted-first", "            1, ranked, probabilities, num_ranked, most)",
              "            0, ranked, probabilities, num_ranked, most)", "the chain's choice stays first"),
-    Mutation(DRAFT_TREE, "sibling-scored-after-a-hit", "token_ids[accepted]):\n                break\n",
-             "token_ids[accepted]):\n                pass\n", "a sibling answers only where those before it missed"),
+    Mutation(DRAFT_TREE, "sibling-scored-after-a-hit", "            if was_hit:\n                break\n", "",
+             "a sibling answers only where those before it missed"),
     Mutation(DRAFT_TREE, "unverified-node-accepted", "for node in range(position, num_verified):",
              "for node in range(position, request_nodes):".replace("request_nodes", "MAX_DRAFT"),
              "what the engine did not verify cannot be accepted"),
     # ------------------------------------------------------------------------------------------------ feedback
-    Mutation(DRAFT, "scored-beyond-first-miss", "histogram, token_ids[i]):\n            break\n",
-             "histogram, token_ids[i]):\n            continue\n", "behind a miss a prediction answered another question"),
+    Mutation(DRAFT, "scored-beyond-first-miss", "        if not was_hit:\n            break\n", "",
+             "behind a miss a prediction answered another question"),
     Mutation(DRAFT, "hits-never-forgotten", "    hits[prediction.cell] *= KEPT\n", "", "a cell forgets with what it learns"),
     Mutation(DRAFT, "misses-never-forgotten", "    misses[prediction.cell] *= KEPT\n", "", "hits and misses fade alike"),
     Mutation(DRAFT, "survival-for-probability", "asked.rate = <float>rate", "asked.rate = <float>(rate * chain.path)",
              "a prediction is scored given that all before it came true"),
     Mutation(DRAFT, "misses-counted-as-hits", "figures[1] += was_hit", "figures[1] += 1.0",
              "the histogram tells how many came true"),
-    Mutation(CONFIDENCE, "merged-beyond-memory", "np.maximum(hits + misses, CELL_MEMORY)", "CELL_MEMORY",
+    Mutation(CONFIDENCE, "merged-beyond-memory", "np.maximum(sums[\"hits\"] + sums[\"misses\"], CELL_MEMORY)", "CELL_MEMORY",
              "a merged cell holds no more than it can remember"),
-    Mutation(CONFIDENCE, "merge-in-given-order", "np.sort(np.stack(checked), axis=0)", "np.stack(checked)",
+    Mutation(CONFIDENCE, "merge-in-given-order", "np.sort(np.stack([state[name] for state in checked]), axis=0)",
+             "np.stack([state[name] for state in checked])",
              "the order of the workers changes no bit"),
     Mutation(RELIABILITY, "errors-cancel", "bar.num_predictions * abs(bar.predicted - bar.observed)",
              "bar.num_predictions * (bar.predicted - bar.observed)", "too high here and too low there is two errors"),
@@ -333,14 +338,26 @@ MUTATIONS = [
              "other prompts' text is a weak hint"),
     Mutation(DRAFT, "others-correct-own", "for tree in range(num_trees - 1, -1, -1):",
              "for tree in range(num_trees):", "the own tree has the last word at each length"),
-    Mutation(DRAFT, "others-counted-as-running", "cdef int32_t source = 3\n", "cdef int32_t source = 0\n",
+    Mutation(DRAFT, "others-counted-as-running", "cdef int32_t source = BY_OTHERS\n", "cdef int32_t source = BY_RUNNING\n",
              "what only other prompts say is calibrated by itself"),
     Mutation(COMMON, "common-text-never-full", "if not self._trees or self._trees[-1].tree.num_tokens >= self._max_tokens:",
              "if not self._trees:", "the common text is bounded"),
     Mutation(COMMON, "whole-prompts-shared", "return prompt_token_ids[-MAX_ORDER:]", "return prompt_token_ids",
              "a prompt's own text is no evidence for others"),
-    Mutation(HISTORY, "common-for-all", "return None if len(record) else self._common.tree_for_start()",
-             "return self._common.tree_for_start()", "a prompt with history draws on its own only"),
+    Mutation(HISTORY, "common-for-all", " if history_explains_nothing or len(record) == 0 else None", "",
+             "a prompt with history draws on its own only"),
+    Mutation(HISTORY, "common-for-new-prompts-only", "if history_explains_nothing or len(record) == 0", "if len(record) == 0",
+             "a history of no use counts as none"),
+    Mutation(DRAFT, "surprises-explained", "0 if was_hit and (source == BY_HISTORY or source == BY_BOTH) else 1",
+             "0 if source == BY_HISTORY or source == BY_BOTH else 1", "a history explains what came true"),
+    Mutation(DRAFT, "own-text-explains", "0 if was_hit and (source == BY_HISTORY or source == BY_BOTH) else 1",
+             "0 if was_hit else 1", "what only running text knew was not explained by history"),
+    Mutation(LIVE, "judged-without-history", "&self.explained[0] if tree.tree.nodes[ROOT].total[HISTORY] > 0 else NULL",
+             "&self.explained[0]", "where there is no history, nothing is learned about histories"),
+    Mutation(DRAFTER, "running-requests-stay-out", "request.join_common(common)", "pass",
+             "running requests join, too"),
+    Mutation(REQUEST, "strangers-beginning-shared", "min(length, MAX_SHARED_TOKENS)", "length",
+             "joining takes bounded time"),
     Mutation(HISTORY, "common-bytes-not-held", ' + self._common.memory_bytes()\n\n\ndef _after', "\n\n\ndef _after",
              "the limit covers the common text"),
     # ------------------------------------------------------------------------------------------------ the price
