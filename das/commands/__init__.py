@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from das import __version__
+from das.commands.doctor import doctor
 from das.commands.inspect import inspect
 from das.commands.latency import latency
 from das.commands.replay import replay
@@ -19,6 +20,7 @@ def das(context: click.Context) -> None:
         raise click.UsageError("A command is missing.")
 
 
+das.add_command(doctor)
 das.add_command(inspect)
 das.add_command(latency)
 das.add_command(replay)
