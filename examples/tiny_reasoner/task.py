@@ -1,8 +1,8 @@
 """The task of the tiny reasoner: reach a target from three numbers, by trying aloud.
 
-A prompt is `07 03 05>26:`. A response is a row of trials, each worked out step by step: `7+3=10+5=15?` says that this one
-misses, `7*3=21+5=26!` that this one hits, and ends the response. A response is right if its last trial uses each number
-once, its arithmetic holds, and it reaches the target. How long that takes depends on luck and on the policy.
+A prompt is `07 03 05>26:`. A response is a row of trials, each worked out step by step: `7+3=10+5=15?` says that this
+one misses, `7*3=21+5=26!` that this one hits, and ends the response. A response is right if its last trial uses each
+number once, its arithmetic holds, and it reaches the target. How long that takes depends on luck and on the policy.
 """
 
 from __future__ import annotations

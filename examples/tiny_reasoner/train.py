@@ -2,8 +2,8 @@
 
 python examples/tiny_reasoner/train.py OUT [--seed 0]    needs torch, safetensors and tokenizers
 
-OUT gets `epoch0` (before RL), `epoch2`, ..., each a model folder, and `tiny_reasoner_rollouts.jsonl.gz`, every rollout of
-RL. Prompts come back each epoch, and weights change three times within one.
+OUT gets `epoch0` (before RL), `epoch2`, ..., each a model folder, and `tiny_reasoner_rollouts.jsonl.gz`, every rollout
+of RL. Prompts come back each epoch, and weights change three times within one.
 """
 
 from __future__ import annotations
