@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_runs import Case, engine, generate, random_model, repair_sampling_on_cpu, set_environment, workload
+from engine_runs import Case, engine, generate, random_model, set_environment, workload
+
+from bench.bench_vllm import repair_sampling_on_cpu
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -165,19 +165,3 @@ def _logprobs(positions: Any) -> Any:
 def set_environment() -> None:
     """vLLM reads these when it is imported, or when an engine is made."""
     os.environ.update(ENVIRONMENT)
-
-
-def repair_sampling_on_cpu() -> None:
-    """Give each draft token its request's temperature, top-k and top-p: in CPU builds they are uninitialised memory.
-
-    vLLM's issue 55005, in 0.32 and 0.33; GPU kernels are not affected. Without this no drafter samples rightly on CPU.
-    """
-    import torch
-    from vllm.v1.sample import rejection_sampler
-
-    def expand(x: Any, cu_num_tokens: Any, num_tokens: int, replace_from: int = 0, replace_to: int = 0) -> Any:
-        replaced = torch.where(x == replace_from, torch.full_like(x, replace_to), x)
-        counts = torch.diff(cu_num_tokens.long(), prepend=cu_num_tokens.new_zeros(1).long())
-        return replaced.repeat_interleave(counts, output_size=num_tokens)
-
-    rejection_sampler.expand_batch_to_tokens = expand
