@@ -213,6 +213,7 @@ def repair_sampling_on_cpu() -> None:
     """Give each draft token its request's temperature, top-k and top-p: in CPU builds they are uninitialised memory.
 
     vLLM's issue 55005, in 0.32 and 0.33; GPU kernels are not affected. Without this no drafter samples rightly on CPU.
+    With top-k those builds also fail in steps without any draft token, on the maximum of nothing.
     """
     import torch
     from vllm.platforms import current_platform
@@ -226,7 +227,13 @@ def repair_sampling_on_cpu() -> None:
         counts = torch.diff(cu_num_tokens.long(), prepend=cu_num_tokens.new_zeros(1).long())
         return replaced.repeat_interleave(counts, output_size=num_tokens)
 
+    apply_sampling_constraints = rejection_sampler.apply_sampling_constraints
+
+    def constrain(logits: Any, *args: Any, **kwargs: Any) -> Any:
+        return apply_sampling_constraints(logits, *args, **kwargs) if len(logits) else logits
+
     rejection_sampler.expand_batch_to_tokens = expand
+    rejection_sampler.apply_sampling_constraints = constrain
 
 
 def show(rows: list[dict[str, Any]]) -> None:
