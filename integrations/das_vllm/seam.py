@@ -19,7 +19,8 @@ class Hook:
     Args:
         name: what it is called in vLLM.
         file: where, below the package.
-        needs: names, attributes, string constants and parameters that this file must hold.
+        needs: what this file must hold: names, attributes (also as "self.name"), parameters, string constants, and
+            calls of methods named propose, with their positional arguments.
         without: what does not work where it is missing.
         remedy: what to do then.
     """
@@ -52,6 +53,7 @@ class HookCheck:
 
 
 _RUNNER = "v1/worker/gpu_model_runner.py"
+_PROPOSE = "propose(sampled_token_ids, self.input_batch.num_tokens_no_spec, self.input_batch.token_ids_cpu)"
 HOOKS = (
     Hook("speculative method custom_class", "config/speculative.py", ("custom_class",), _NO_DRAFTS, _RANGE),
     Hook(
@@ -64,14 +66,14 @@ HOOKS = (
     Hook(
         "GPUModelRunner's call of propose()",
         _RUNNER,
-        ("GPUModelRunner", "custom_class", "drafter", "propose", "num_tokens_no_spec", "token_ids_cpu"),
+        ("GPUModelRunner", "custom_class", "self.drafter", _PROPOSE),
         _NO_DRAFTS,
         _RANGE,
     ),
     Hook(
         "GPUModelRunner's requests and rows",
         _RUNNER,
-        ("requests", "input_batch", "max_model_len"),
+        ("self.requests", "self.input_batch", "self.max_model_len"),
         _NO_DRAFTS,
         _RANGE,
     ),
@@ -85,7 +87,7 @@ HOOKS = (
     Hook(
         "effective_drafter_max_model_len",
         _RUNNER,
-        ("effective_drafter_max_model_len",),
+        ("self.effective_drafter_max_model_len",),
         "near max_model_len vLLM verifies K junk tokens a request and drafts for none",
         "set max_model_len K + 1 tokens above what requests can reach",
     ),
@@ -167,8 +169,13 @@ def _names(file: Path) -> Iterator[str]:
                 yield node.name
             case ast.Name():
                 yield node.id
+            case ast.Attribute(value=ast.Name(id="self")):
+                yield node.attr
+                yield f"self.{node.attr}"
             case ast.Attribute():
                 yield node.attr
+            case ast.Call(func=ast.Attribute(attr="propose")):
+                yield f"propose({', '.join(ast.unparse(argument) for argument in node.args)})"
             case ast.arg():
                 yield node.arg
             case ast.Constant(value=str(text)):

@@ -11,6 +11,7 @@ from engine_runs import Case, counters, engine, generate, runner_of, since, toke
 
 import das
 from das_vllm import plugin
+from das_vllm.seam import check_installed
 
 MANY = 10_000 if os.environ.get("DAS_TEST_PROFILE") == "full" else 1_000
 
@@ -187,6 +188,12 @@ def test_engines_without_a_speculative_config_can_be_given_das(
         assert generate(given, few) == {case.name: undrafted[case.name] for case in few}
         assert statistics(given)["das_policy"].startswith("FixedBudget(max_draft_tokens=4")
         assert counters(given)["accepted"] > 0
+
+
+def test_the_seam_check_finds_nothing_missing_here() -> None:
+    found = check_installed()
+    assert found
+    assert [one for one in found if not one.fits] == []
 
 
 def test_a_wrong_setting_is_said_before_the_engine_starts(tiny_model: Path) -> None:
