@@ -8,21 +8,25 @@ from das._drafts import Draft, DraftTree
 from das._suffix_tree import SuffixTree
 from das.budget import (
     BudgetPolicy,
+    FinishedRollouts,
     FixedBudget,
     NoDraft,
     PriceBudget,
     RunningRequests,
-    ThroughputBudget,
     UnlimitedBudget,
 )
+from das.class_budget import LengthClassBudget
 from das.confidence import Confidence
 from das.drafter import Drafter
 from das.history import HistoryStatistics, RolloutHistory
 from das.latency import LatencyEstimator, LatencyFit, LatencyModel, fit_latency
 from das.latency_presets import LatencyPreset, latency_preset
+from das.length_classes import LengthClass, LengthClasses
+from das.lengths import LengthForecast, LengthModel
 from das.metrics import AcceptanceCounters, summarise
 from das.rollout import Rollout, prompt_key
 from das.step import StepDrafts, plan_step
+from das.throughput_budget import ThroughputBudget
 
 __version__ = "0.1.0"
 
@@ -33,12 +37,18 @@ __all__ = [
     "Draft",
     "DraftTree",
     "Drafter",
+    "FinishedRollouts",
     "FixedBudget",
     "HistoryStatistics",
     "LatencyEstimator",
     "LatencyFit",
     "LatencyModel",
     "LatencyPreset",
+    "LengthClass",
+    "LengthClassBudget",
+    "LengthClasses",
+    "LengthForecast",
+    "LengthModel",
     "NoDraft",
     "PriceBudget",
     "Rollout",

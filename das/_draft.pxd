@@ -47,6 +47,7 @@ cdef struct Request:
     int64_t num_prompt          # tokens
     int64_t max_total           # prompt and response tokens together
     uint64_t prompt_key
+    int64_t number              # of the request, in order of start
     int32_t* response           # all tokens since the prompt
     int64_t num_response
     int64_t response_capacity

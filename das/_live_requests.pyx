@@ -104,6 +104,7 @@ cdef class LiveRequests:
     cdef Py_ssize_t num_rows
     cdef list trees             # keeps each row's SuffixTrees alive
     cdef list free_rows
+    cdef int64_t num_started
     cdef Search* searches       # room for a group of trees; NULL until the first
     cdef int64_t* feedback      # (drafted, accepted) of each decode step since `take_feedback`
     cdef int64_t num_feedback
@@ -153,6 +154,8 @@ cdef class LiveRequests:
         self.requests[row].num_prompt = num_prompt_tokens
         self.requests[row].max_total = max_total_tokens
         self.requests[row].prompt_key = prompt_key
+        self.requests[row].number = self.num_started
+        self.num_started += 1
         self.trees[row] = [None] * NUM_TREES
         self._place(row, OWN, tree, slot)
         return row
@@ -194,19 +197,25 @@ cdef class LiveRequests:
         return self.requests[row].num_response
 
     def describe(self, const int64_t[::1] rows not None):
-        """Return the rows' (prompt tokens, response tokens, prompt keys) as int64, int64 and uint64 arrays."""
+        """Return the rows' prompt keys (uint64), and an int64 array of seven rows: request number, prompt tokens,
+        response tokens, decode steps, drafted, accepted and emitted tokens."""
         cdef Py_ssize_t i, n = rows.shape[0]
-        num_prompt = numpy.empty(n, dtype=numpy.int64)
-        num_response = numpy.empty(n, dtype=numpy.int64)
+        cdef Request* request
         keys = numpy.empty(n, dtype=numpy.uint64)
-        cdef int64_t[::1] prompt_view = num_prompt
-        cdef int64_t[::1] response_view = num_response
-        cdef uint64_t[::1] key_view = keys
+        figures = numpy.empty((7, n), dtype=numpy.int64)
+        cdef uint64_t[::1] key = keys
+        cdef int64_t[:, ::1] figure = figures
         for i in range(n):
-            prompt_view[i] = self.requests[rows[i]].num_prompt
-            response_view[i] = self.requests[rows[i]].num_response
-            key_view[i] = self.requests[rows[i]].prompt_key
-        return num_prompt, num_response, keys
+            request = &self.requests[rows[i]]
+            key[i] = request.prompt_key
+            figure[0, i] = request.number
+            figure[1, i] = request.num_prompt
+            figure[2, i] = request.num_response
+            figure[3, i] = request.counters[DECODE_STEPS]
+            figure[4, i] = request.counters[DRAFTED]
+            figure[5, i] = request.counters[ACCEPTED]
+            figure[6, i] = request.counters[EMITTED]
+        return keys, figures
 
     def take_feedback(self):
         """Return (drafted, accepted) of the decode steps since the last call, as two int64 arrays, and forget them."""

@@ -11,7 +11,7 @@ from das._draft_tree import MAX_CHILDREN_OF_NODE
 from das._drafts import Draft, DraftBatch, drafts_of, expected_accepted
 from das._live_requests import EmittedTokens, LiveRequests
 from das._token_ids import token_id_array
-from das.budget import RunningRequests, caps_array, prices_array
+from das.budget import FinishedRollouts, RunningRequests, caps_array, finished_rollouts, prices_array
 from das.confidence import Confidence
 from das.history import RolloutHistory
 from das.live_request import LiveRequest
@@ -47,6 +47,7 @@ class Drafter:
         self._table = LiveRequests(self.confidence.hits, self.confidence.misses, self.confidence.histogram)
         self._requests: dict[str, LiveRequest] = {}
         self._finished = AcceptanceCounters()
+        self._num_finished_heard = 0
         self._in_environment: dict[
             str, None
         ] = {}  # in order: requests whose trailing environment tokens the tree has not seen
@@ -230,30 +231,49 @@ class Drafter:
                 self._table.clip(rows, batch, max_batch_draft_tokens)
             return dict(zip(request_ids, drafts_of(batch), strict=True))
 
-    def running(self, request_ids: Sequence[str], *, num_running: int | None = None) -> RunningRequests:
+    def running(
+        self, request_ids: Sequence[str], *, num_running: int | None = None, num_waiting: int = 0
+    ) -> RunningRequests:
         """Return what a budget policy needs to know of these requests.
 
         Raises:
-            KeyError: unknown request. TypeError, ValueError: a request named twice, or a bad `num_running`.
+            KeyError: unknown request. TypeError, ValueError: a request named twice, or a bad number.
 
         Complexity: O(requests).
         """
         if num_running is not None:
             check_int(num_running, "num_running", below=1 << 62)
+        check_int(num_waiting, "num_waiting", below=1 << 62)
         request_ids = list(request_ids)
         with self.history.lock:
-            num_prompt_tokens, num_response_tokens, prompt_keys = self._table.describe(self._rows(request_ids))
-            return RunningRequests(
-                num_prompt_tokens=num_prompt_tokens,
-                num_response_tokens=num_response_tokens,
-                prompt_keys=prompt_keys,
-                num_running=max(len(num_prompt_tokens), num_running or 0),
-            )
+            keys, figures = self._table.describe(self._rows(request_ids))
+        numbers, num_prompt, num_response, num_steps, num_drafted, num_accepted, num_emitted = figures
+        return RunningRequests(
+            request_numbers=numbers,
+            prompt_keys=keys,
+            num_prompt_tokens=num_prompt,
+            num_response_tokens=num_response,
+            num_decode_steps=num_steps,
+            num_drafted_tokens=num_drafted,
+            num_accepted_tokens=num_accepted,
+            num_emitted_tokens=num_emitted,
+            num_running=max(len(keys), num_running or 0),
+            num_waiting=num_waiting,
+        )
 
     def take_feedback(self) -> tuple[np.ndarray, np.ndarray]:
         """Return (drafted, accepted) of the decode steps since the last call, int64, in order of `extend`."""
         with self.history.lock:
             return self._table.take_feedback()
+
+    def take_finished(self) -> FinishedRollouts:
+        """Return the rollouts that entered the history since the last call, whoever added them.
+
+        Of more than 65,536 the last ones. Complexity: O(rollouts returned).
+        """
+        with self.history.lock:
+            self._num_finished_heard, rollouts = self.history.finished_since(self._num_finished_heard)
+        return finished_rollouts(rollouts)
 
     def finish(
         self, request_id: str, *, reward: float | None = None, training_step: int | None = None, keep: bool = True
@@ -298,7 +318,7 @@ class Drafter:
             request.record.open_requests.pop(request, None)
             request.record.has_finished = True
             self._finished += counters
-            self.history.finish(request.key, request.tree, rollout)
+            self.history.finish(request.key, request.tree, rollout, counters)
             return counters
 
     def close(self) -> None:

@@ -5,9 +5,11 @@ from pathlib import Path
 import pytest
 
 from bench.bench_accept import FAMILIES, measure
+from bench.bench_lengths import batches, scores
 from bench.decode import Decode
 from bench.rollouts import prompts_of_size
 from bench.sides import MAX_DRAFT_TOKENS, create
+from das import LengthModel
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "amc23_rollouts.jsonl.gz"
 
@@ -47,3 +49,11 @@ def test_every_policy_decodes_a_batch_that_refills(side):
     assert decode.tally.num_emitted == sum(len(target) for prompt in prompts for target in prompt.targets)
     assert decode.tally.num_accepted > 0
     assert side.settings()["policy"]
+
+
+def test_forecasts_of_lengths_are_scored_to_the_end():
+    log = batches(str(EXAMPLE), 8)
+    assert [len(lengths) for _, lengths in log] == [320, 320]
+    found = scores(log, LengthModel())
+    assert all(likelihood > -3 for likelihood, *_ in found)
+    assert found[0][0] > scores(log, LengthModel(shrinkage_rollouts=1e6))[0][0]

@@ -31,10 +31,11 @@ das.state
 das.step
 das.drafter
 das.live_request
-das.budget das.latency_presets
-das.lengths das.latency
-das.history das.confidence das.metrics
-das.prompt_record das.common_text das.reliability
+das.length_budget das.class_budget das.adaptive_budget
+das.throughput_budget das.makespan das.latency_presets das.length_classes
+das.budget das.lengths das.latency
+das.history das.confidence das.length_grid
+das.prompt_record das.common_text das.reliability das.metrics
 das.prompt_tree
 das._live_requests das.rollout das.verify
 das._draft_tree das._drafts

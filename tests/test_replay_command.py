@@ -173,6 +173,7 @@ def test_every_policy_has_its_own_default(log: Path, capsys: pytest.CaptureFixtu
     latency = "LatencyModel(c_base_ms=5.0, c_tok_ms=0.025, c_kv_ms=0.0, c_engine_ms=0.0)"
     for policy, shown in {
         "throughput": f"ThroughputBudget(latency={latency}, max_draft_tokens=16)",
+        "class": "LengthClassBudget(long=16, medium=8, short=0, min_survival=0)",
         "fixed": "FixedBudget(max_draft_tokens=8, min_survival=0)",
         "price": "PriceBudget(max_draft_tokens=16, min_survival=0.15)",
         "unlimited": "UnlimitedBudget(max_draft_tokens=16, min_survival=0)",
@@ -205,7 +206,7 @@ def test_latency_by_preset_or_coefficients(
     ("args", "message"),
     [
         (["--policy", "nope"], r"Invalid value for '--policy': 'nope' is not one of .*\."),
-        (["--min-survival", "0.2"], r"--min-survival goes with --policy price, not with throughput\."),
+        (["--min-survival", "0.2"], r"--min-survival goes with --policy class, price, not with throughput\."),
         (
             ["--policy", "none", "--max-draft-tokens", "4"],
             r"--max-draft-tokens goes with --policy throughput, fixed, price, unlimited, not with none\.",

@@ -17,13 +17,14 @@ from typing import Any, Literal
 import numpy as np
 
 from das._drafts import Draft
-from das.budget import BudgetPolicy, ThroughputBudget
+from das.budget import BudgetPolicy
 from das.drafter import Drafter, Shape, check_shape
 from das.history import HistoryStatistics, RolloutHistory
 from das.metrics import AcceptanceCounters, summarise
 from das.reliability import Figures, Reliability, reliability_of
 from das.rollout import Rollout
 from das.step import StepDrafts, check_widths, plan_step
+from das.throughput_budget import ThroughputBudget
 
 Order = Literal["step", "lockstep"]
 _Plan = Callable[..., StepDrafts]

@@ -12,7 +12,8 @@ from rich.progress import MofNCompleteColumn, TextColumn
 
 from das.analysis.generation_time import generation_time
 from das.analysis.replay import BatchResult, Replay, ReplayResult
-from das.budget import BudgetPolicy, FixedBudget, NoDraft, PriceBudget, ThroughputBudget, UnlimitedBudget
+from das.budget import BudgetPolicy, FixedBudget, NoDraft, PriceBudget, UnlimitedBudget
+from das.class_budget import LengthClassBudget
 from das.commands.latency_option import latency_of
 from das.commands.log_input import BadRows, log_options, print_json, reading
 from das.commands.terminal import print_table, progress_bar
@@ -22,10 +23,12 @@ from das.latency import DEFAULT_LATENCY, LatencyModel
 from das.metrics import summarise
 from das.reliability import Reliability
 from das.step import check_widths
+from das.throughput_budget import ThroughputBudget
 
 # By name: what makes the policy, and the options that it takes.
 _POLICIES: dict[str, tuple[Callable[..., BudgetPolicy], tuple[str, ...]]] = {
     "throughput": (ThroughputBudget, ("max_draft_tokens", "latency")),
+    "class": (LengthClassBudget, ("min_survival",)),
     "fixed": (FixedBudget, ("max_draft_tokens",)),
     "price": (PriceBudget, ("max_draft_tokens", "min_survival")),
     "unlimited": (UnlimitedBudget, ("max_draft_tokens",)),
@@ -45,7 +48,7 @@ _NOTHING_SAVED = 0.01  # a smaller share of the target forwards is called nothin
     default="throughput",
     show_default=True,
     help="throughput: draft while a token is worth its cost at the batch that runs now. price: while it is likely "
-    "enough. fixed, unlimited: to the cap.",
+    "enough. class: long requests to 16 tokens, medium ones to 8, short ones none. fixed, unlimited: to the cap.",
 )
 @click.option(
     "--max-draft-tokens",
@@ -64,8 +67,8 @@ _NOTHING_SAVED = 0.01  # a smaller share of the target forwards is called nothin
     "--min-survival",
     metavar="P",
     type=float,
-    help="With --policy price: draft while all drafted tokens together are accepted with at least this probability.  "
-    "[default: 0.15]",
+    help="With --policy price, class: draft while all drafted tokens together are accepted with at least this "
+    "probability.  [default: price 0.15, class 0]",
 )
 @click.option(
     "--group-size",
