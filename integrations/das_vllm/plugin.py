@@ -21,12 +21,12 @@ from das_vllm.worker_methods import WORKER_METHODS
 
 logger = logging.getLogger("vllm.das_vllm")
 _MARK = "_das_vllm_wraps"
-_Action = Callable[[Any], None]
+_Action = Callable[..., None]
 
 
 def register() -> None:
     """Make the connections; never raises. Idempotent: vLLM calls it more than once in some processes."""
-    for connect in (_bind_runners, _add_worker_methods, _follow_weight_updates, _inject):
+    for connect in (_bind_runners, _add_worker_methods, _tell_of_the_queue, _follow_weight_updates, _inject):
         try:
             connect()
         except Exception as error:  # a vLLM that is built differently
@@ -44,9 +44,9 @@ def _bind_runners() -> None:
     """Tell each DasProposer its model runner: propose() itself is given no request ids."""
     runner_class = importlib.import_module("vllm.v1.worker.gpu_model_runner").GPUModelRunner
 
-    def bind(runner: Any) -> None:
-        drafter = getattr(runner, "drafter", None)
-        if isinstance(drafter, DasProposer):
+    def bind(runner: Any, _: Any) -> None:
+        drafter = _drafter_of(runner)
+        if drafter is not None:
             drafter.bind(runner, how="general plugin")
 
     _wrap(runner_class, "__init__", after=bind)
@@ -58,6 +58,25 @@ def _add_worker_methods() -> None:
         setattr(worker_class, method.__name__, method)
 
 
+def _tell_of_the_queue() -> None:
+    """Policies that know of lengths ask how many requests wait for a place; the scheduler's output carries it along."""
+    scheduler_class = importlib.import_module("vllm.v1.core.sched.scheduler").Scheduler
+    runner_class = importlib.import_module("vllm.v1.worker.gpu_model_runner").GPUModelRunner
+
+    def note(scheduler: Any, output: Any) -> None:
+        config = getattr(scheduler.vllm_config, "speculative_config", None)
+        if getattr(config, "model", None) == "das_vllm.DasProposer":
+            output.das_num_waiting = len(scheduler.waiting)
+
+    def read(runner: Any, scheduler_output: Any, *_: Any, **__: Any) -> None:
+        drafter = _drafter_of(runner)
+        if drafter is not None:
+            drafter.num_waiting = getattr(scheduler_output, "das_num_waiting", 0)
+
+    _wrap(scheduler_class, "schedule", after=note)
+    _wrap(runner_class, "execute_model", before=read)
+
+
 def _follow_weight_updates() -> None:
     """A weight update that goes through vLLM's own interface opens the next training step.
 
@@ -66,9 +85,9 @@ def _follow_weight_updates() -> None:
     """
     worker_class = importlib.import_module("vllm.v1.worker.gpu_worker").Worker
 
-    def open_next_step(worker: Any) -> None:
-        drafter = getattr(getattr(worker, "model_runner", None), "drafter", None)
-        if isinstance(drafter, DasProposer):
+    def open_next_step(worker: Any, _: Any) -> None:
+        drafter = _drafter_of(worker)
+        if drafter is not None:
             drafter.weights_changed()
 
     for name in ("finish_weight_update", "reload_weights"):
@@ -78,15 +97,13 @@ def _follow_weight_updates() -> None:
 
 def _inject() -> None:
     """Give engines made without a speculative_config das: for trainers with no way in, and only if told to."""
-    if not os.environ.get(ENVIRONMENT_VARIABLE):
-        return
-    num_tokens = read_settings(None, os.environ).inject_num_speculative_tokens
-    if num_tokens is None:
+    if not os.environ.get(ENVIRONMENT_VARIABLE) or _num_injected_tokens() is None:
         return
     arguments = importlib.import_module("vllm.engine.arg_utils").EngineArgs
 
-    def fill_in(engine_arguments: Any) -> None:
-        if engine_arguments.speculative_config is None:
+    def fill_in(engine_arguments: Any, *_: Any, **__: Any) -> None:
+        num_tokens = _num_injected_tokens()
+        if engine_arguments.speculative_config is None and num_tokens is not None:
             engine_arguments.speculative_config = {
                 "method": "custom_class",
                 "model": "das_vllm.DasProposer",
@@ -97,8 +114,12 @@ def _inject() -> None:
     _wrap(arguments, "create_speculative_config", before=fill_in)
 
 
+def _num_injected_tokens() -> int | None:
+    return read_settings(None, os.environ).inject_num_speculative_tokens
+
+
 def _wrap(owner: type, name: str, *, before: _Action | None = None, after: _Action | None = None) -> None:
-    """Have an action called with `self` before or after a method of a class, once however often this is asked for."""
+    """Have a method of a class call `before(self, *arguments)` and `after(self, result)`, once however often asked."""
     original = getattr(owner, name)
     if getattr(original, _MARK, False):
         return
@@ -106,11 +127,17 @@ def _wrap(owner: type, name: str, *, before: _Action | None = None, after: _Acti
     @functools.wraps(original)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
         if before is not None:
-            before(self)
+            before(self, *args, **kwargs)
         result = original(self, *args, **kwargs)
         if after is not None:
-            after(self)
+            after(self, result)
         return result
 
     setattr(wrapped, _MARK, True)
     setattr(owner, name, wrapped)
+
+
+def _drafter_of(owner: Any) -> DasProposer | None:
+    """The das drafter of a model runner or of a worker, if it has one."""
+    drafter = getattr(getattr(owner, "model_runner", owner), "drafter", None)
+    return drafter if isinstance(drafter, DasProposer) else None

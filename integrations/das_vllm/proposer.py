@@ -34,6 +34,7 @@ class DasProposer:
         self.settings: Settings = read_settings(getattr(vllm_config, "additional_config", None), os.environ)
         self.num_speculative_tokens = int(vllm_config.speculative_config.num_speculative_tokens)
         self.fault: str | None = None  # why drafting is off
+        self.num_waiting = 0  # requests queued in the scheduler; set by the plugin before each step
         self._drafts_here = _drafts_on_this_rank(vllm_config.parallel_config)
         self._is_deterministic = self.settings.deterministic or _schedules_on_each_rank(vllm_config.parallel_config)
         self._max_step_tokens = int(vllm_config.scheduler_config.max_num_batched_tokens)
@@ -167,6 +168,7 @@ class DasProposer:
             outcome.request_ids,
             policy=self.policy,
             num_running=outcome.num_in_batch,
+            num_waiting=self.num_waiting,
             max_draft_tokens=self._limits(outcome),
             max_batch_draft_tokens=max(0, self._max_step_tokens - outcome.num_in_batch),
             step_ms=step_ms,

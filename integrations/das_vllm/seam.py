@@ -106,6 +106,13 @@ HOOKS = (
         "das drafts without them, from what the engine generates",
     ),
     Hook(
+        "Scheduler's queue",
+        "v1/core/sched/scheduler.py",
+        ("Scheduler", "schedule", "self.waiting", "self.vllm_config"),
+        "policies do not know how many requests wait",
+        "das drafts without it",
+    ),
+    Hook(
         "Worker.reload_weights",
         "v1/worker/gpu_worker.py",
         ("Worker", "reload_weights"),

@@ -21,6 +21,7 @@ POLICIES: dict[str, Callable[..., das.BudgetPolicy]] = {
     "price": das.PriceBudget,
     "fixed": das.FixedBudget,
     "unlimited": das.UnlimitedBudget,
+    "class": das.LengthClassBudget,
     "none": das.NoDraft,
 }
 
