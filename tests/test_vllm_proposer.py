@@ -1,6 +1,7 @@
 """What DasProposer does with an engine's steps: identity, ends, preemption, limits, faults, ranks."""
 
 import logging
+import random
 from typing import Any
 
 import pytest
@@ -60,6 +61,22 @@ def test_history_ends_where_the_response_does(asked: dict[str, Any]) -> None:
     assert statistics["das_num_requests_tracked"] == 0
     assert statistics["das_num_accepted_tokens"] == runner.num_accepted
     assert statistics["das_num_drafted_tokens"] == runner.num_verified
+
+
+def test_means_over_requests_are_those_of_das(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = Runner(das=FIXED)
+    counters = []
+    finish = runner.drafter.tracker.drafter.finish
+    monkeypatch.setattr(
+        runner.drafter.tracker.drafter, "finish", lambda *a, **k: counters.append(finish(*a, **k)) or counters[-1]
+    )
+    for request_id, max_tokens in (("a", 1), ("b", 20), ("c", 13)):
+        runner.add(request_id, PROMPT, TEXT, max_tokens=max_tokens)
+        run(runner, request_id)
+    expected, found = das.summarise(counters), runner.drafter.statistics()
+    for name in (name for name in expected if name.startswith("request_mean_")):
+        assert found[f"das_{name}"] == pytest.approx(expected[name]), name
+    assert found["das_drafted_per_decode_step"] == expected["drafted_per_decode_step"] > 0
 
 
 def test_a_model_that_is_full_ends_a_response() -> None:
@@ -260,10 +277,11 @@ def test_training_steps_come_from_the_trainer_or_from_weight_updates() -> None:
         min_size=1,
         max_size=8,
     ),
-    st.randoms(use_true_random=False),
+    st.integers(0, 1 << 32),
 )
-def test_whatever_the_scheduler_does_history_holds_what_users_got(requests: Any, source: Any) -> None:
+def test_whatever_the_scheduler_does_history_holds_what_users_got(requests: Any, seed: int) -> None:
     """Arrivals, preemptions, chunked prefill, cut drafts: nothing lost, nothing twice, nothing behind the end."""
+    source = random.Random(seed)
     runner = Runner(das=FIXED, num_speculative_tokens=3, max_model_len=20)
     waiting = list(enumerate(requests))
     expected: list[tuple[int, list[int]]] = []

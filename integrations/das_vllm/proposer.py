@@ -12,7 +12,7 @@ import das
 from das_vllm.engine_rows import EngineRows, runner_from_stack
 from das_vllm.request_tracker import RequestTracker, StepOutcome
 from das_vllm.settings import Settings, read_settings
-from das_vllm.statistics import DraftingTimes, statistics
+from das_vllm.statistics import DraftingTimes, LastStep, statistics
 
 logger = logging.getLogger("vllm.das_vllm")  # below vLLM's logger, whose handler shows it
 
@@ -40,6 +40,7 @@ class DasProposer:
         self._max_step_tokens = int(vllm_config.scheduler_config.max_num_batched_tokens)
         self._engine: EngineRows | None = None
         self.times = DraftingTimes()
+        self.last_step = LastStep()
         self._make_drafter()
         if self._drafts_here:
             mode = "deterministic" if self._is_deterministic else "timed"
@@ -174,6 +175,7 @@ class DasProposer:
             step_ms=step_ms,
         )
         self.tracker.note_drafts(planned)
+        self.last_step = LastStep(outcome.num_in_batch, sum(map(len, planned.values())))
         for row, draft in zip(outcome.rows, planned.values(), strict=True):
             drafts[row] = draft.draft_token_ids
 

@@ -12,6 +12,7 @@ import das
 from das.rollout import check_int
 from das_vllm.engine_rows import EngineRows, NewRequest
 from das_vllm.response_end import ResponseEnd
+from das_vllm.statistics import RequestMeans
 
 
 @dataclass(slots=True)
@@ -64,6 +65,7 @@ class RequestTracker:
         self.training_step: int | None = None  # of requests that start from now on
         self.newest_step = 0  # of rollouts in the history, as far as it was noted
         self.counts: Counter[str] = Counter()
+        self.means = RequestMeans()
         self._learn = learn
         self._tracked: dict[str, _Tracked] = {}
 
@@ -190,7 +192,7 @@ class RequestTracker:
         self.counts["num_requests_abandoned"] += 1
 
     def _finish(self, request_id: str) -> None:
-        self.drafter.finish(request_id, keep=self._learn)
+        self.means.add(self.drafter.finish(request_id, keep=self._learn))
         self.counts["num_requests_finished"] += 1
         if self.training_step is None:  # nobody says which step it is: das counts the prompt's epochs
             self.note_step(self._tracked[request_id].prompt_key)

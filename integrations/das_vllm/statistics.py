@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
+
+import das
+from das.metrics import METRIC_NAMES
 
 if TYPE_CHECKING:
     from das_vllm.proposer import DasProposer
+
+
+NEEDS_DRAFTS = ("draft_acceptance_rate", "mean_acceptance_length")  # a request that never drafted has neither
+
+
+@dataclass(frozen=True, slots=True)
+class LastStep:
+    """What the last engine step was: requests in it, and tokens drafted for the next one."""
+
+    num_requests: int = 0
+    num_drafted_tokens: int = 0
 
 
 class DraftingTimes:
@@ -33,6 +47,28 @@ class DraftingTimes:
         self._last_end_s = ended_s
 
 
+class RequestMeans:
+    """Means over finished requests of what each of them got, as `das.summarise` defines them, without keeping any."""
+
+    __slots__ = ("_num_requests", "_sums")
+
+    def __init__(self) -> None:
+        self._sums = dict.fromkeys(METRIC_NAMES, 0.0)
+        self._num_requests = dict.fromkeys(METRIC_NAMES, 0)
+
+    def add(self, counters: das.AcceptanceCounters) -> None:
+        """Count a request that finished."""
+        summary = das.summarise([counters])
+        for name in METRIC_NAMES:
+            if name not in NEEDS_DRAFTS or counters.num_verification_steps:
+                self._sums[name] += summary[name]
+                self._num_requests[name] += 1
+
+    def means(self) -> dict[str, float]:
+        """Return each metric's mean, by `request_mean_` and its name; 0 where no request has it."""
+        return {f"request_mean_{name}": self._sums[name] / max(1, self._num_requests[name]) for name in METRIC_NAMES}
+
+
 def statistics(proposer: DasProposer) -> dict[str, float | int | str | bool]:
     """Return counters and gauges of a proposer, as plain values.
 
@@ -52,6 +88,11 @@ def statistics(proposer: DasProposer) -> dict[str, float | int | str | bool]:
         "das_draft_acceptance_rate": counters.draft_acceptance_rate,
         "das_mean_acceptance_length": counters.mean_acceptance_length,
         "das_tokens_per_decode_step": counters.tokens_per_decode_step,
+        "das_drafted_per_decode_step": counters.drafted_per_decode_step,
+        **{f"das_{name}": value for name, value in tracker.means.means().items()},
+        "das_last_step_num_requests": proposer.last_step.num_requests,
+        "das_last_step_num_waiting": proposer.num_waiting,
+        "das_last_step_num_drafted_tokens": proposer.last_step.num_drafted_tokens,
         "das_num_requests_tracked": len(tracker),
         **{
             f"das_{name}": tracker.counts[name]

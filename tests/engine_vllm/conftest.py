@@ -1,6 +1,5 @@
 """The tests here need vLLM, CPU build, in an environment of its own: see .ci/vllm_tests."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,13 @@ def cases() -> list[Case]:
 
 
 @pytest.fixture(scope="session")
-def undrafted(tiny_model: Path, cases: list[Case]) -> Iterator[dict[str, list[Any]]]:
-    """What the engine returns without drafting."""
+def undrafted(tiny_model: Path, cases: list[Case]) -> dict[str, list[Any]]:
+    """What the engine returns without drafting. One engine at a time: shutting one down takes others with it."""
     with engine(tiny_model, num_speculative_tokens=None) as llm:
-        yield generate(llm, cases)
+        return generate(llm, cases)
+
+
+@pytest.fixture(scope="session")
+def undrafted_by_other_model(other_model: Path, cases: list[Case]) -> dict[str, list[Any]]:
+    with engine(other_model, num_speculative_tokens=None) as llm:
+        return generate(llm, cases)
