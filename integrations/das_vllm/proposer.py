@@ -37,7 +37,9 @@ class DasProposer:
         self.num_waiting = 0  # requests queued in the scheduler; set by the plugin before each step
         self._drafts_here = _drafts_on_this_rank(vllm_config.parallel_config)
         self._is_deterministic = self.settings.deterministic or _schedules_on_each_rank(vllm_config.parallel_config)
-        self._max_step_tokens = int(vllm_config.scheduler_config.max_num_batched_tokens)
+        scheduler = vllm_config.scheduler_config
+        limit = getattr(scheduler, "max_num_scheduled_tokens", None) or scheduler.max_num_batched_tokens
+        self._max_step_tokens = int(limit)  # of all requests, one of each included
         self._engine: EngineRows | None = None
         self.times = DraftingTimes()
         self.last_step = LastStep()
