@@ -22,7 +22,7 @@ from task import END, decode, demonstration, encode, random_problem, reward
 from torch.nn import functional
 
 DEMONSTRATION_STEPS, DEMONSTRATION_BATCH, DEMONSTRATION_RATE = 1450, 32, 3e-3
-EPOCHS, PROMPTS, PROMPTS_A_STEP, SAMPLES, RL_RATE = 6, 48, 16, 8, 1e-3
+EPOCHS, PROMPTS, PROMPTS_A_STEP, SAMPLES, RL_RATE = 6, 48, 16, 8, 2e-4
 SAVED_EPOCHS = (0, 2, 4, 6)
 
 
