@@ -132,7 +132,7 @@ class DasProposer:
         """Finish requests that have left the engine since its last step, and return how many still run."""
         if self.is_drafting and self._engine is not None:
             self.tracker.drop_gone(self._engine.requests)
-        return len(self.tracker)
+        return self.tracker.num_running()
 
     def new_training_step(self, training_step: int | None = None) -> int:
         """Let requests that start from now on belong to a new version of the policy, and return its step.

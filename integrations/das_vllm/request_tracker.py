@@ -162,7 +162,12 @@ class RequestTracker:
         for rollout in self.drafter.history.rollouts(prompt_key)[-1:]:
             self.newest_step = max(self.newest_step, rollout.training_step or 0)
 
+    def num_running(self) -> int:
+        """Return how many requests are still being generated. O(requests)."""
+        return sum(request.is_drafting for request in self._tracked.values())
+
     def __len__(self) -> int:
+        """Return how many requests are known: those that the engine is about to remove, too."""
         return len(self._tracked)
 
     def _start(self, request_id: str, new: NewRequest) -> _Tracked:

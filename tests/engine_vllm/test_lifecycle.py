@@ -166,7 +166,7 @@ def test_a_fault_is_said_once_and_generation_completes(
     with caplog.at_level(logging.ERROR, "vllm.das_vllm"):
         assert generate(llm, few) == {case.name: undrafted[case.name] for case in few}
         assert generate(llm, few) == {case.name: undrafted[case.name] for case in few}
-    errors = [record for record in caplog.records if record.name == "vllm.das_vllm"]
+    errors = {id(record) for record in caplog.records if record.name == "vllm.das_vllm"}  # two loggers may hand it on
     assert len(errors) == 1
     assert calls == 4
     assert statistics(llm)["das_fault"] == "RuntimeError: injected"
