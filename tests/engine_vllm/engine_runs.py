@@ -1,6 +1,7 @@
 """Engines for the tests on the real vLLM, CPU build: a tiny model, and requests that ask for much."""
 
 import gc
+import json
 import os
 import random
 import sys
@@ -30,16 +31,32 @@ ENVIRONMENT = {
 
 
 def random_model(folder: Path, *, seed: int) -> Path:
-    """Save the architecture of examples/tiny_reasoner with random weights, large enough for definite choices."""
+    """Save a Llama of two layers and two heads, which two ranks can share, with random weights and definite choices."""
+    import torch
+
     sys.path.insert(0, str(ROOT / "examples" / "tiny_reasoner"))
     try:
         import model
     finally:
         sys.path.pop(0)
-    weights = model.random_weights(seed)
-    for name in ("lm_head.weight", "model.embed_tokens.weight"):
-        weights[name] = weights[name] * 20.0
+    hidden, feed, layers, source = 64, 128, 2, torch.Generator().manual_seed(seed)
+
+    def random(*sizes: int, scale: float = 1.0) -> torch.Tensor:
+        return torch.randn(*sizes, generator=source) * scale * sizes[-1] ** -0.5
+
+    weights = {"model.norm.weight": torch.ones(hidden)}
+    for layer in range(layers):
+        at = f"model.layers.{layer}."
+        weights |= {f"{at}self_attn.{name}_proj.weight": random(hidden, hidden) for name in "qkvo"}
+        weights |= {f"{at}mlp.{name}_proj.weight": random(feed, hidden) for name in ("gate", "up")}
+        weights[f"{at}mlp.down_proj.weight"] = random(hidden, feed)
+        weights |= {f"{at}{name}_layernorm.weight": torch.ones(hidden) for name in ("input", "post_attention")}
+    weights["model.embed_tokens.weight"] = random(model.NUM_TOKENS, hidden, scale=8.0)
+    weights["lm_head.weight"] = random(model.NUM_TOKENS, hidden, scale=4.0)
     model.save(weights, folder)
+    sizes = {"hidden_size": hidden, "intermediate_size": feed, "num_hidden_layers": layers}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    (folder / "config.json").write_text(json.dumps(model.CONFIG | sizes | heads))
     return folder
 
 
