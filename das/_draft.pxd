@@ -6,7 +6,7 @@ from das._tree_arrays cimport Tree
 cdef enum:
     NUM_ORDERS = 8
     OWN = 0                     # the tree of the request's prompt
-    COMMON = 1                  # the tree of what other prompts' requests emit, for a prompt without history
+    COMMON = 1                  # the tree of what other prompts' requests emit, where a prompt has no useful history
     NUM_TREES = 2
     MAX_LEVELS = NUM_TREES * NUM_ORDERS
     MAX_DRAFT = 64              # the longest draft a budget may ask for
@@ -20,6 +20,13 @@ cdef enum:
     DRAFTED = 2
     ACCEPTED = 3
     EMITTED = 4
+
+cdef enum Source:               # who ever continued the last token so
+    BY_RUNNING = 0
+    BY_HISTORY = 1
+    BY_BOTH = 2
+    BY_OTHERS = 3               # other prompts only
+    NUM_SOURCES = 4
 
 cdef struct Prediction:
     int32_t token
@@ -44,10 +51,12 @@ cdef struct Request:
     bint is_tree                # the pending draft and its predictions are in `branches`, not in `asked`
     Branches* branches          # NULL until the first tree
     Prediction[MAX_DRAFT + 1] asked
+    double* explained           # where it counts what its prompt's history explains; NULL: there is none
     int64_t num_prompt          # tokens
     int64_t max_total           # prompt and response tokens together
     uint64_t prompt_key
     int64_t number              # of the request, in order of start
+    int64_t last_call           # that named the request
     int32_t* response           # all tokens since the prompt
     int64_t num_response
     int64_t response_capacity
@@ -58,8 +67,8 @@ cdef struct Level:              # what one context in one tree says
     int32_t order
     int32_t top_token
     double top_count            # weighted, as all counts here
-    double total                # occurrences with a next token
-    double share                # 1 / (total + KAPPA)
+    double other_count          # of any other token at most
+    double share                # 1 / (occurrences with a next token + KAPPA)
 
 cdef struct Evidence:           # what the contexts of one position say, the weakest first
     int32_t num_levels
@@ -84,5 +93,7 @@ cdef double hit_rate(const double* hits, const double* misses, int32_t cell, dou
 cdef bint learn(const Prediction* prediction, double* hits, double* misses, double* histogram,
                 int32_t token) noexcept nogil
 cdef void draft_group(Chain* chains, int32_t num_chains, const double* hits, const double* misses) noexcept nogil
+cdef void note_answer(const Request* request, const Prediction* prediction, bint was_hit) noexcept nogil
+cdef bint explains_nothing(const double* explained) noexcept nogil
 cdef void score(Request* request, double* hits, double* misses, double* histogram, const int32_t* token_ids,
                 int64_t num_tokens) noexcept nogil

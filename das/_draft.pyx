@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, cdivision=True
 """Drafting for a whole batch in one call: evidence of several context orders -> draft tokens with survival.
 
 For each request the kernel reads, at the contexts of the last 1, 2, 3, 4, 6, 8, 12 and 16 tokens, how often the context
@@ -7,8 +7,9 @@ occurred and what followed most often. Starting from almost nothing, each longer
     P(x) <- (count_n(x) + KAPPA * P(x)) / (total_n + KAPPA)
 
 as in PPM and interpolated n-gram models: a context seen often speaks for itself, one seen once moves the estimate only
-part of the way. Candidates x are the contexts' top children. A request whose prompt has no history reads each context
-in a second tree, too, which holds what such prompts' requests emit: a fifth of the weight, and corrected by its own.
+part of the way. Candidates x are the contexts' top children. A request whose prompt has no history, or one that explains
+nothing of what is emitted now, reads each context in a second tree, too, which holds what such prompts' requests emit: a
+fifth of the weight, and corrected by its own.
 
 The best candidate's P is then *calibrated*: it is sorted into a cell by its logit and by who ever continued so (running
 text, history, both, or other prompts only), and replaced by the hit rate that such predictions lately had, known from
@@ -17,6 +18,9 @@ fall below the request's price, or at its cap. The prediction that was asked for
 token the engine emits there is its answer, so the cells learn even when nothing is drafted. A cell forgets as it learns:
 each prediction takes a share of 1 / MEMORY of what was there. The policy drifts, and some day it is another one.
 
+Whether the prompts' histories explain what is emitted at all is counted, too: where they do not, because the policy was
+replaced, requests draw on the second tree although their prompt has a history.
+
 Each answered prediction also enters a histogram of calibrated probabilities, from which `das.reliability` tells how far
 they can be trusted. Nothing here reads it.
 """
@@ -24,14 +28,13 @@ from libc.math cimport log
 from libc.stdint cimport int32_t, int64_t, uint32_t
 
 from das._tree cimport (
-    Continuation, count_continuation, cursor_advance, cursor_of_sequence, prefetch_places, prefetch_sequence,
+    Continuation, count_continuation, cursor_advance, cursor_of_sequence, places_of, prefetch_places, prefetch_sequence,
     prefetch_steps, prefetch_text, read_continuation,
 )
-from das._tree_arrays cimport HISTORY, RUNNING
+from das._tree_arrays cimport HISTORY, RUNNING, Place
 
 cdef enum:
     NUM_BINS = 24               # of the logit of P on [-4, 4]
-    NUM_SOURCES = 4             # running, history, both; other prompts only
 
 cdef int32_t[NUM_ORDERS] ORDERS
 ORDERS[:] = [1, 2, 3, 4, 6, 8, 12, 16]
@@ -45,68 +48,83 @@ cdef double PRIOR_STRENGTH = 4.0    # predictions' worth of trust in P before a 
 # study that found the rule (figures in DESIGN.md).
 cdef double MEMORY = 2000.0
 cdef double KEPT = 1.0 - 1.0 / MEMORY
+# Of real rollouts, a history explains half and more of what is emitted; of a replaced policy's, what comes by accident.
+cdef double EXPLAINED_MEMORY = 256.0    # predictions by which histories are judged
+cdef double EXPLAINED_PRIOR = 8.0       # predictions' worth of trust in histories before anything is known
+cdef double LEAST_EXPLAINED = 1.0 / 16.0
 
 MAX_DRAFT_TOKENS = MAX_DRAFT
 CELLS_SHAPE = (NUM_SOURCES, NUM_BINS)
 CELL_MEMORY = MEMORY
+HISTORY_MEMORY = EXPLAINED_MEMORY
 HISTOGRAM_SHAPE = (NUM_RATES, NUM_FIGURES)
 
 # ------------------------------------------------------------------------------------------------ the rule
 
 cdef void _gather(Chain* chain) noexcept nogil:
     """Read what follows each context: shorter ones first, and of one length, the common tree's before the own one."""
-    cdef Evidence* evidence = &chain.evidence
-    cdef int32_t level, tree
+    cdef int32_t num_trees = chain.request.num_trees
+    cdef int32_t i, tree, order
+    cdef int32_t longest = 0
     cdef int32_t[NUM_TREES] num_orders
-    evidence.num_levels = 0
-    for tree in range(chain.request.num_trees):
+    cdef Level* level = chain.evidence.levels
+    for tree in range(num_trees):
         num_orders[tree] = chain.cursors[tree].num_orders
-    for level in range(NUM_ORDERS):
-        for tree in range(chain.request.num_trees - 1, -1, -1):
-            if ORDERS[level] <= num_orders[tree] and not _read_level(chain, tree, ORDERS[level]):
+        longest = max(longest, num_orders[tree])
+    for i in range(NUM_ORDERS):
+        order = ORDERS[i]
+        if order > longest:
+            break
+        for tree in range(num_trees - 1, -1, -1):
+            if order > num_orders[tree]:
+                continue
+            if _read_level(chain.request.grows[tree].tree, places_of(&chain.cursors[tree]), tree, order, level):
+                level += 1
+            else:
                 num_orders[tree] = 0    # longer contexts have no continuation either
+    chain.evidence.num_levels = <int32_t>(level - chain.evidence.levels)
 
 
-cdef bint _read_level(Chain* chain, int32_t tree, int32_t order) noexcept nogil:
-    """Add what follows a context to the evidence; False where nothing does."""
+cdef inline bint _read_level(const Tree* of_tree, const Place* places, int32_t tree, int32_t order,
+                             Level* level) noexcept nogil:
+    """Read what follows a context; False where nothing does."""
     cdef Continuation found
-    cdef Level* level = &chain.evidence.levels[chain.evidence.num_levels]
-    read_continuation(chain.request.grows[tree].tree, &chain.cursors[tree].places[order], order, &found)
+    cdef double weight = WEIGHTS[tree]
+    read_continuation(of_tree, &places[order], order, &found)
     if found.top_count == 0:
         return False
     level.tree = tree
     level.order = order
     level.top_token = found.top_token
-    level.top_count = WEIGHTS[tree] * found.top_count
-    level.total = WEIGHTS[tree] * (<double>found.total[RUNNING] + found.total[HISTORY])
-    level.share = 1.0 / (level.total + KAPPA)
-    chain.evidence.num_levels += 1
+    level.top_count = weight * found.top_count
+    level.other_count = weight * min(found.top_count, found.total - found.top_count)
+    level.share = 1.0 / (weight * found.total + KAPPA)
     return True
 
 
-cdef double _count_at(Chain* chain, const Level* level, int32_t token) noexcept nogil:
+cdef inline double _count_at(Chain* chain, const Level* level, int32_t token) noexcept nogil:
     cdef uint32_t[2] count
     if level.top_token == token:
         return level.top_count
-    if level.top_count == level.total:
+    if level.other_count == 0.0:
         return 0.0
-    count_continuation(chain.request.grows[level.tree].tree, &chain.cursors[level.tree].places[level.order], level.order,
-                       token, count)
+    count_continuation(chain.request.grows[level.tree].tree, &places_of(&chain.cursors[level.tree])[level.order],
+                       level.order, token, count)
     return WEIGHTS[level.tree] * (<double>count[RUNNING] + count[HISTORY])
 
 
 cdef int32_t cell_of(Chain* chain, int32_t token, double probability) noexcept nogil:
     """The calibration cell of a prediction: who ever continued the last token so, and the bin of the logit."""
     cdef uint32_t[2] count
-    cdef int32_t source = 3
+    cdef int32_t source = BY_OTHERS
     cdef int32_t bin_
     cdef double clipped = min(max(probability, 1e-4), 1.0 - 1e-4)
     if chain.cursors[OWN].num_orders > 0:
-        count_continuation(chain.request.grows[OWN].tree, &chain.cursors[OWN].places[1], 1, token, count)
+        count_continuation(chain.request.grows[OWN].tree, &places_of(&chain.cursors[OWN])[1], 1, token, count)
         if count[HISTORY] > 0:
-            source = 2 if count[RUNNING] > 0 else 1
+            source = BY_BOTH if count[RUNNING] > 0 else BY_HISTORY
         elif count[RUNNING] > 0:
-            source = 0
+            source = BY_RUNNING
     bin_ = <int32_t>((log(clipped / (1.0 - clipped)) + 4.0) * (NUM_BINS / 8.0))
     return source * NUM_BINS + min(max(bin_, 0), NUM_BINS - 1)
 
@@ -127,23 +145,43 @@ cdef double hit_rate(const double* hits, const double* misses, int32_t cell, dou
 
 
 cdef double _best(Chain* chain, Prediction* best) noexcept nogil:
-    """The most probable next token and its P. Ties go to the shorter context's candidate."""
+    """The most probable next token and its P. Ties go to the shorter context's candidate.
+
+    The longest context's candidate mostly wins. So its P comes first, and others are counted only where they may reach
+    it: counting searches an edge of each context, in memory that nothing else reads.
+    """
     cdef Evidence* evidence = &chain.evidence
-    cdef int32_t level, other, token
-    cdef double estimate
+    cdef int32_t favourite = evidence.levels[evidence.num_levels - 1].top_token
+    cdef double reached = blend(chain, favourite)
     cdef double probability = -1.0
+    cdef double estimate
+    cdef int32_t level, token
+    best.token = -1
     for level in range(evidence.num_levels):
         token = evidence.levels[level].top_token
-        for other in range(level):
-            if evidence.levels[other].top_token == token:
-                break
-        else:
+        estimate = reached
+        if token != favourite:
+            if token == best.token or _at_most(evidence, token) < max(reached, probability):
+                continue
             estimate = blend(chain, token)
-            if estimate > probability:
-                probability = estimate
-                best.token = token
+        if estimate > probability:
+            probability = estimate
+            best.token = token
     best.cell = cell_of(chain, best.token, probability)
     return probability
+
+
+cdef inline double _at_most(const Evidence* evidence, int32_t token) noexcept nogil:
+    """A bound of `blend`, also after rounding: it has the same terms, each with a count at least as high."""
+    cdef double estimate = FIRST_ESTIMATE
+    cdef double count
+    cdef int32_t level
+    for level in range(evidence.num_levels):
+        count = evidence.levels[level].other_count
+        if evidence.levels[level].top_token == token:
+            count = evidence.levels[level].top_count
+        estimate = (count + KAPPA * estimate) * evidence.levels[level].share
+    return estimate
 
 # ------------------------------------------------------------------------------------------------ a group of chains
 
@@ -172,18 +210,10 @@ cdef void gather_group(Chain* chains, const int32_t* active, int32_t num_active)
     cdef Chain* chain
     for i in range(num_active):
         chain = &chains[active[i]]
-        for tree in range(chain.request.num_trees):
-            prefetch_places(chain.request.grows[tree].tree, chain.cursors[tree].places, chain.cursors[tree].num_orders)
-    for i in range(num_active):
-        chain = &chains[active[i]]
-        for tree in range(chain.request.num_trees):
-            prefetch_text(chain.request.grows[tree].tree, chain.cursors[tree].places, chain.cursors[tree].num_orders)
-    for i in range(num_active):
-        chain = &chains[active[i]]
         _gather(chain)
         if chain.evidence.num_levels > 0:   # the longest context's candidate mostly wins
             for tree in range(chain.request.num_trees):
-                prefetch_steps(chain.request.grows[tree].tree, chain.cursors[tree].places,
+                prefetch_steps(chain.request.grows[tree].tree, places_of(&chain.cursors[tree]),
                                chain.cursors[tree].num_orders,
                                chain.evidence.levels[chain.evidence.num_levels - 1].top_token)
 
@@ -213,6 +243,8 @@ cdef int32_t begin_group(Chain* chains, int32_t num_chains, int32_t* active) noe
         chains[active[i]].path = 1.0
         for tree in range(request.num_trees):
             cursor_of_sequence(request.grows[tree].tree, request.grows[tree].slot, &chains[active[i]].cursors[tree])
+            prefetch_text(request.grows[tree].tree, places_of(&chains[active[i]].cursors[tree]),
+                          chains[active[i]].cursors[tree].num_orders)
     return num_active
 
 
@@ -249,8 +281,26 @@ cdef void score(Request* request, double* hits, double* misses, double* histogra
     cdef int64_t i
     cdef bint was_hit = True
     for i in range(min(num_tokens, <int64_t>request.num_asked)):
-        if not learn(&request.asked[i], hits, misses, histogram, token_ids[i]):
+        was_hit = learn(&request.asked[i], hits, misses, histogram, token_ids[i])
+        note_answer(request, &request.asked[i], was_hit)
+        if not was_hit:
             break
+
+
+cdef void note_answer(const Request* request, const Prediction* prediction, bint was_hit) noexcept nogil:
+    """Count whether the most probable token of a position came, and the prompt's history knew it."""
+    cdef int32_t source = prediction.cell // NUM_BINS
+    if request.explained == NULL:
+        return
+    request.explained[0] *= 1.0 - 1.0 / EXPLAINED_MEMORY
+    request.explained[1] *= 1.0 - 1.0 / EXPLAINED_MEMORY
+    request.explained[0 if was_hit and (source == BY_HISTORY or source == BY_BOTH) else 1] += 1.0
+
+
+cdef bint explains_nothing(const double* explained) noexcept nogil:
+    """Whether prompts' histories lately knew next to nothing of what was emitted: the policy was replaced."""
+    return (explained[0] + EXPLAINED_PRIOR
+            < LEAST_EXPLAINED * (explained[0] + explained[1] + EXPLAINED_PRIOR))
 
 
 cdef bint learn(const Prediction* prediction, double* hits, double* misses, double* histogram,

@@ -19,8 +19,9 @@ from libc.string cimport memcpy
 
 from das._draft cimport (
     GROUP_SIZE, Branches, Level, Prediction, begin_group, blend, cell_of, gather_group, hit_rate, learn,
+    note_answer,
 )
-from das._tree cimport cursor_advance, first_continuation
+from das._tree cimport cursor_advance, first_continuation, places_of
 
 MAX_CHILDREN_OF_NODE = MAX_CHILDREN
 
@@ -84,7 +85,7 @@ cdef int32_t _candidates(Chain* chain, Prediction* ranked, double* probabilities
         asked = &chain.evidence.levels[level]
         num_ranked = _rank(
             chain, first_continuation(chain.request.grows[asked.tree].tree,
-                                      &chain.cursors[asked.tree].places[asked.order], asked.order),
+                                      &places_of(&chain.cursors[asked.tree])[asked.order], asked.order),
             1, ranked, probabilities, num_ranked, most)
     for i in range(num_ranked):
         probability = probabilities[i]
@@ -189,10 +190,15 @@ cdef int64_t score_tree(Request* request, double* hits, double* misses, double* 
     cdef int64_t accepted = 0
     cdef int32_t position = 0
     cdef int32_t i
+    cdef bint was_hit
+    cdef Prediction* asked
     while accepted < num_tokens and position < request.num_asked:
         for i in range(branches.num_asked[position]):
-            if learn(&branches.asked[position * MAX_CHILDREN + i], hits, misses, histogram,
-                     token_ids[accepted]):
+            asked = &branches.asked[position * MAX_CHILDREN + i]
+            was_hit = learn(asked, hits, misses, histogram, token_ids[accepted])
+            if i == 0:
+                note_answer(request, asked, was_hit)
+            if was_hit:
                 break
         position = _child(branches, position, token_ids[accepted], num_verified)
         if position == 0:

@@ -9,14 +9,14 @@ from libc.string cimport memcpy, memset
 
 from das._draft cimport (
     ACCEPTED, COMMON, DECODE_STEPS, DRAFTED, EMITTED, GROUP_SIZE, MAX_CHILDREN, MAX_DRAFT, NUM_COUNTERS, NUM_TREES, OWN,
-    VERIFICATION_STEPS, Branches, Chain, Request, draft_group, score,
+    VERIFICATION_STEPS, Branches, Chain, Request, draft_group, explains_nothing, score,
 )
 from das._draft_tree cimport Search, draft_tree_group, score_tree
 from das._drafts cimport DraftBatch
 from das._suffix_tree cimport SuffixTree
 from das._token_ids cimport TokenIdBuffer
 from das._tree cimport append, prefetch_places, prefetch_sequence, prefetch_steps, reserve
-from das._tree_arrays cimport Sequence
+from das._tree_arrays cimport HISTORY, ROOT, Sequence
 
 import numpy
 
@@ -45,7 +45,8 @@ cdef class EmittedTokens:
     Args:
         request_ids: for the messages.
         token_ids: of each request; none changes nothing.
-        num_verified: how many tokens of its pending draft the engine really verified; None: all.
+        num_verified: how many tokens of each pending draft the engine really verified; None: all. None instead of a
+            list: all of each.
     """
     cdef list request_ids
     cdef list num_verified
@@ -53,9 +54,9 @@ cdef class EmittedTokens:
     cdef Step* steps
     cdef Py_ssize_t num_steps
 
-    def __cinit__(self, list request_ids not None, list token_ids not None, list num_verified not None):
+    def __cinit__(self, list request_ids not None, list token_ids not None, list num_verified):
         cdef Py_ssize_t i, n = len(request_ids)
-        if len(token_ids) != n or len(num_verified) != n:
+        if len(token_ids) != n or (num_verified is not None and len(num_verified) != n):
             raise ValueError("token_ids and num_verified must have one entry a request")
         self.request_ids = request_ids
         self.num_verified = num_verified
@@ -68,7 +69,7 @@ cdef class EmittedTokens:
             self.steps[i].first = self.ids.num_tokens
             try:
                 self.steps[i].num_tokens = self.ids.add(token_ids[i], "token_ids")
-                self.steps[i].num_verified = _num_verified(num_verified[i])
+                self.steps[i].num_verified = ALL_VERIFIED if num_verified is None else _num_verified(num_verified[i])
             except (TypeError, ValueError) as error:
                 if type(error) is not TypeError and type(error) is not ValueError:
                     raise               # of the caller's own code
@@ -99,12 +100,17 @@ cdef class LiveRequests:
     Args:
         hits, misses: float64 arrays of CELLS_SHAPE, the calibration cells; updated in place.
         histogram: float64 array of HISTOGRAM_SHAPE, of the calibrated probabilities; updated in place.
+        explained: float64 array of 2, of what prompts' histories explained and what not; updated in place.
+
+    Attributes:
+        num_alone: rows that grow in their prompt's tree only.
     """
     cdef Request* requests
     cdef Py_ssize_t num_rows
     cdef list trees             # keeps each row's SuffixTrees alive
     cdef list free_rows
     cdef int64_t num_started
+    cdef int64_t num_calls      # of `rows_of`
     cdef Search* searches       # room for a group of trees; NULL until the first
     cdef int64_t* feedback      # (drafted, accepted) of each decode step since `take_feedback`
     cdef int64_t num_feedback
@@ -112,18 +118,23 @@ cdef class LiveRequests:
     cdef double[:, ::1] hits
     cdef double[:, ::1] misses
     cdef double[:, ::1] histogram
+    cdef double[::1] explained
+    cdef readonly Py_ssize_t num_alone
 
     def __cinit__(self, double[:, ::1] hits not None, double[:, ::1] misses not None,
-                  double[:, ::1] histogram not None):
+                  double[:, ::1] histogram not None, double[::1] explained not None):
         if (hits.shape[0], hits.shape[1]) != _CELLS_SHAPE or (misses.shape[0], misses.shape[1]) != _CELLS_SHAPE:
             raise ValueError(f"calibration cells must have shape {_CELLS_SHAPE}")
         if (histogram.shape[0], histogram.shape[1]) != _HISTOGRAM_SHAPE:
             raise ValueError(f"histogram must have shape {_HISTOGRAM_SHAPE}")
+        if explained.shape[0] != 2:
+            raise ValueError(f"explained must have 2 entries, not {explained.shape[0]}")
         self.trees = []
         self.free_rows = []
         self.hits = hits
         self.misses = misses
         self.histogram = histogram
+        self.explained = explained
 
     def __dealloc__(self):
         cdef Py_ssize_t row
@@ -158,6 +169,7 @@ cdef class LiveRequests:
         self.num_started += 1
         self.trees[row] = [None] * NUM_TREES
         self._place(row, OWN, tree, slot)
+        self.num_alone += 1
         return row
 
     def move(self, Py_ssize_t row, SuffixTree tree not None, sequence):
@@ -166,21 +178,55 @@ cdef class LiveRequests:
 
     def join_common(self, Py_ssize_t row, SuffixTree tree not None, sequence):
         """The request grows as an open sequence of the common tree, too, and draws on it."""
-        self._place(row, COMMON, tree, tree.slot_of(sequence))
+        cdef int32_t slot = tree.slot_of(sequence)
+        self.num_alone -= self.requests[row].num_trees == 1
+        self._place(row, COMMON, tree, slot)
+
+    @property
+    def history_explains_nothing(self):
+        """Whether prompts' histories lately knew next to nothing of what their requests emitted. Complexity: O(1)."""
+        return explains_nothing(&self.explained[0])
 
     cdef _place(self, Py_ssize_t row, int32_t which, SuffixTree tree, int32_t slot):
         self.trees[row][which] = tree
         self.requests[row].grows[which].tree = &tree.tree
         self.requests[row].grows[which].slot = slot
         self.requests[row].num_trees = max(self.requests[row].num_trees, which + 1)
+        if which == OWN:
+            self.requests[row].explained = &self.explained[0] if tree.tree.nodes[ROOT].total[HISTORY] > 0 else NULL
 
     def remove(self, Py_ssize_t row):
         """Forget a request."""
         free(self.requests[row].response)
         free(self.requests[row].branches)
+        self.num_alone -= self.requests[row].num_trees == 1
         memset(&self.requests[row], 0, sizeof(Request))
         self.trees[row] = None
         self.free_rows.append(row)
+
+    def rows_of(self, dict row_of not None, list request_ids not None):
+        """Return the rows of requests, as an int64 array.
+
+        Raises:
+            KeyError: `row_of` does not have a request. ValueError: one is named twice.
+        """
+        cdef Py_ssize_t i, n = len(request_ids)
+        cdef Py_ssize_t row
+        cdef int64_t call
+        rows = numpy.empty(n, dtype=numpy.int64)
+        cdef int64_t[::1] view = rows
+        self.num_calls += 1
+        call = self.num_calls
+        for i in range(n):
+            found = row_of.get(request_ids[i])
+            if found is None:
+                raise KeyError(f"request {request_ids[i]!r} is not running")
+            row = found
+            if self.requests[row].last_call == call:
+                raise ValueError("request_ids names a request twice")
+            self.requests[row].last_call = call
+            view[i] = row
+        return rows
 
     def response(self, Py_ssize_t row):
         """Return all tokens since the prompt, as a new int32 array."""
@@ -244,24 +290,24 @@ cdef class LiveRequests:
             request.num_asked = 0
         return num_tokens
 
-    def check_verified(self, list rows not None, EmittedTokens emitted not None):
+    def check_verified(self, const int64_t[::1] rows not None, EmittedTokens emitted not None):
         """Raise ValueError where more tokens were verified than the row's pending draft has."""
         cdef Py_ssize_t i
         cdef int64_t num_drafted
-        if len(rows) != emitted.num_steps:
-            raise ValueError(f"{len(rows)} rows, and tokens emitted for {emitted.num_steps} requests")
+        if rows.shape[0] != emitted.num_steps:
+            raise ValueError(f"{rows.shape[0]} rows, and tokens emitted for {emitted.num_steps} requests")
         for i in range(emitted.num_steps):
-            num_drafted = self.requests[<Py_ssize_t>rows[i]].num_drafted
+            num_drafted = self.requests[rows[i]].num_drafted
             if emitted.steps[i].num_verified > num_drafted:
                 raise ValueError(f"request {emitted.request_ids[i]!r}: num_verified_draft_tokens is "
                                  f"{emitted.num_verified[i]}; the pending draft has {num_drafted} tokens")
 
-    def extend(self, list rows not None, EmittedTokens emitted not None):
+    def extend(self, const int64_t[::1] rows not None, EmittedTokens emitted not None):
         """Take one decode step's tokens of each row, in order.
 
         All arguments are checked before the first row is touched.
         """
-        cdef Py_ssize_t i, num_rows = len(rows)
+        cdef Py_ssize_t i, num_rows = rows.shape[0]
         cdef int32_t tree
         cdef Request* request
         cdef Step* steps = emitted.steps

@@ -16,6 +16,8 @@ from das.confidence import Confidence
 from das.history import RolloutHistory
 from das.live_request import LiveRequest
 from das.metrics import AcceptanceCounters
+from das.prompt_record import PromptRecord
+from das.prompt_tree import PromptTree
 from das.rollout import Rollout, TokenIds, check_int
 from das.rollout import prompt_key as key_of_prompt
 
@@ -44,8 +46,12 @@ class Drafter:
             raise TypeError(f"confidence must be a Confidence or None, not {type(confidence).__name__}")
         self.history = RolloutHistory() if history is None else history
         self.confidence = Confidence() if confidence is None else confidence
-        self._table = LiveRequests(self.confidence.hits, self.confidence.misses, self.confidence.histogram)
+        self._table = LiveRequests(
+            self.confidence.hits, self.confidence.misses, self.confidence.histogram, self.confidence.explained
+        )
         self._requests: dict[str, LiveRequest] = {}
+        self._row_of: dict[str, int] = {}  # of each request in the table, which looks them up for a whole batch
+        self._with_environment: dict[str, LiveRequest] = {}  # requests that have had environment tokens
         self._finished = AcceptanceCounters()
         self._num_finished_heard = 0
         self._in_environment: dict[
@@ -97,9 +103,11 @@ class Drafter:
             record = self.history.record_for(key)
             step = record.step_of_new_request(training_step)
             request = LiveRequest(prompt, key, record, step, NO_LIMIT if max_total_tokens is None else max_total_tokens)
-            request.enter(self.history.tree_for(key, step), self._table, self.history.common_tree_for(record))
+            tree = self.history.tree_for(key, step)
+            request.enter(tree, self._table, self._common_tree_for(record))
             record.open_requests[request] = None
             self._requests[request_id] = request
+            self._row_of[request_id] = request.row
 
     def extend(
         self,
@@ -127,15 +135,14 @@ class Drafter:
         """
         emitted = EmittedTokens([request_id], [token_ids], [num_verified_draft_tokens if generated else None])
         with self.history.lock:
-            request = self._request(request_id)
             if not generated:
+                request = self._request(request_id)
                 request.note_environment(emitted)
                 self._in_environment[request_id] = None
+                if request.runs:  # none, where there was no token
+                    self._with_environment[request_id] = request
                 return
-            if self._in_environment and emitted.num_tokens:
-                self._table.check_verified([request.row], emitted)  # before anything changes
-                self._enter_environment()
-            self._extend([request], emitted)
+            self._extend([request_id], emitted)
 
     def extend_batch(
         self,
@@ -161,14 +168,10 @@ class Drafter:
             if not isinstance(argument, Mapping):
                 raise TypeError(f"{name} must be a mapping from request_id, not {type(argument).__name__}")
         request_ids = list(token_ids)
-        emitted = EmittedTokens(request_ids, list(token_ids.values()), [verified.get(name) for name in request_ids])
+        num_verified = [verified.get(name) for name in request_ids] if verified else None
+        emitted = EmittedTokens(request_ids, list(token_ids.values()), num_verified)
         with self.history.lock:
-            requests = self._running(request_ids)
-            rows = [request.row for request in requests]
-            if self._in_environment and emitted.num_tokens:
-                self._table.check_verified(rows, emitted)  # before anything changes
-                self._enter_environment()
-            self._extend(requests, emitted)
+            self._extend(request_ids, emitted)
 
     def draft(
         self,
@@ -214,10 +217,11 @@ class Drafter:
         caps = caps_array(max_draft_tokens, num_requests=len(request_ids))
         prices = prices_array(min_survival, num_requests=len(request_ids))
         with self.history.lock:
-            rows = self._rows(request_ids)
-            if self._in_environment:
-                self._table.check_budgets(caps, prices)
+            rows = self._table.rows_of(self._row_of, request_ids)
+            if self._in_environment or self._lacks_common_text():
+                self._table.check_budgets(caps, prices)  # before anything changes
                 self._enter_environment()
+                self._join_common()
             batch: DraftBatch = self._table.draft(
                 rows, caps, prices, max_children=max_children if shape == "tree" else 0
             )
@@ -246,7 +250,7 @@ class Drafter:
         check_int(num_waiting, "num_waiting", below=1 << 62)
         request_ids = list(request_ids)
         with self.history.lock:
-            keys, figures = self._table.describe(self._rows(request_ids))
+            keys, figures = self._table.describe(self._table.rows_of(self._row_of, request_ids))
         numbers, num_prompt, num_response, num_steps, num_drafted, num_accepted, num_emitted = figures
         return RunningRequests(
             request_numbers=numbers,
@@ -314,7 +318,9 @@ class Drafter:
                 )
             request.leave()  # from here on nothing can fail
             del self._requests[request_id]
+            del self._row_of[request_id]
             self._in_environment.pop(request_id, None)
+            self._with_environment.pop(request_id, None)
             request.record.open_requests.pop(request, None)
             request.record.has_finished = True
             self._finished += counters
@@ -360,13 +366,18 @@ class Drafter:
             running = (AcceptanceCounters(*self._table.counters(r.row)) for r in self._requests.values())
             return sum(running, self._finished)
 
-    def _extend(self, requests: list[LiveRequest], emitted: EmittedTokens) -> None:
+    def _extend(self, request_ids: list[str], emitted: EmittedTokens) -> None:
+        rows = self._table.rows_of(self._row_of, request_ids)
+        if self._in_environment and emitted.num_tokens:
+            self._table.check_verified(rows, emitted)  # before anything changes
+            self._enter_environment()
         try:
-            self._table.extend([request.row for request in requests], emitted)
+            self._table.extend(rows, emitted)
         finally:  # also of those before one that found no memory
-            for request in requests:
-                if request.runs:
-                    request.count_generated()
+            if self._with_environment:
+                for request_id in request_ids:
+                    if request_id in self._with_environment:
+                        self._with_environment[request_id].count_generated()
 
     def _request(self, request_id: str) -> LiveRequest:
         request = self._requests.get(request_id)
@@ -374,22 +385,24 @@ class Drafter:
             raise KeyError(f"request {request_id!r} is not running")
         return request
 
-    def _running(self, request_ids: list[str]) -> list[LiveRequest]:
-        try:
-            return [self._requests[request_id] for request_id in request_ids]
-        except KeyError as error:
-            raise KeyError(f"request {error.args[0]!r} is not running") from None
-
-    def _rows(self, request_ids: list[str]) -> np.ndarray:
-        rows = [request.row for request in self._running(request_ids)]
-        if len(set(rows)) != len(rows):
-            raise ValueError("request_ids names a request twice")
-        return np.array(rows, np.int64)
-
     def _enter_environment(self) -> None:
         for request_id in self._in_environment:
             self._requests[request_id].enter_environment()
         self._in_environment.clear()
+
+    def _common_tree_for(self, record: PromptRecord) -> PromptTree | None:
+        return self.history.common_tree_for(record, history_explains_nothing=self._table.history_explains_nothing)
+
+    def _lacks_common_text(self) -> bool:
+        """Whether running requests have a history, of no use, and do not draw on the common text."""
+        return self._table.num_alone > 0 and self._table.history_explains_nothing and self.history.max_common_tokens > 0
+
+    def _join_common(self) -> None:
+        if self._lacks_common_text():
+            for request in self._requests.values():
+                common = self._common_tree_for(request.record) if request.common is None else None
+                if common is not None:
+                    request.join_common(common)
 
 
 def check_shape(shape: Shape) -> None:

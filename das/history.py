@@ -71,8 +71,9 @@ class RolloutHistory:
         window_epochs: >= 1.
         max_bytes: limit for token ids, bookkeeping and trees together, > 0.
         num_threads: background threads that `prepare` uses, >= 1.
-        max_common_tokens: where a prompt has no history yet, its requests also draw on what those of other such prompts
-            emit, from a tree of their own that begins anew after so many tokens. 0: they do not.
+        max_common_tokens: where a prompt has no history yet, or histories explain nothing of what is emitted now (the
+            policy was replaced), its requests also draw on what those of other such prompts emit, from a tree of their
+            own that begins anew after so many tokens. 0: they do not.
 
     Raises:
         TypeError, ValueError: an argument is not an int, or out of range.
@@ -234,9 +235,13 @@ class RolloutHistory:
         self._enforce_limit(keep=prompt_key)
         return record.tree
 
-    def common_tree_for(self, record: PromptRecord) -> PromptTree | None:
-        """Return the tree of other prompts' running text, for a request whose prompt has no history; else None."""
-        return None if len(record) else self._common.tree_for_start()
+    def common_tree_for(self, record: PromptRecord, *, history_explains_nothing: bool) -> PromptTree | None:
+        """Return the tree of other prompts' running text, for a request whose prompt has no history of use; else None.
+
+        Args:
+            history_explains_nothing: what prompts have is of no use.
+        """
+        return self._common.tree_for_start() if history_explains_nothing or len(record) == 0 else None
 
     def finished_since(self, num_heard: int) -> tuple[int, list[tuple[int, ...]]]:
         """Return how many rollouts were ever new, and (prompt key, length, *counters) of those after `num_heard`."""

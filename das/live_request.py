@@ -12,6 +12,8 @@ from das.prompt_record import PromptRecord
 from das.prompt_tree import PromptTree
 from das.rollout import TokenArray
 
+MAX_SHARED_TOKENS = 256  # of a running response that joins the common tree: all that run may join in one decode step
+
 
 class LiveRequest:
     """A running request. Its tokens since the prompt lie in the native table, its evidence in the tree."""
@@ -84,6 +86,20 @@ class LiveRequest:
                 tree.tree.close(sequence)
                 sequence = tree.open_behind(tokens)
         return sequence
+
+    def join_common(self, common: PromptTree) -> None:
+        """Draw on the common tree, too, from now on, and let others draw on what was generated last."""
+        response = self.table.response(self.row)
+        is_generated, length = self.runs[-1] if self.runs else (True, len(response))
+        num_shared = min(length, MAX_SHARED_TOKENS) if is_generated else 0
+        start = len(response) - num_shared
+        sequence = common.open(context_of(np.concatenate([context_of(self.prompt), response[:start]])))
+        try:
+            common.tree.extend(sequence, response[start:])
+        except BaseException:
+            common.tree.close(sequence)
+            raise
+        self._join(common, sequence)
 
     def move_to(self, tree: PromptTree, sequence: int) -> None:
         """Continue as a sequence that `open_in` has opened. Never fails."""

@@ -74,8 +74,12 @@ class ThroughputBudget:
         if is_learning:
             is_whole = 0 < num_requests == requests.num_running
             self._open_step = (num_requests, num_context_tokens) if is_whole else None
-        price = self._price(latency, max(1, requests.num_running), num_context_tokens / max(1, num_requests))
-        return np.full(num_requests, self.max_draft_tokens, np.int64), np.full(num_requests, price, np.float64)
+        num_running = max(1, requests.num_running)
+        base_ms = latency.step_ms(0, num_context_tokens=num_context_tokens / max(1, num_requests) * num_running)
+        tokens_ms = latency.c_tok_ms * (1.0 + self.drafted_per_decode_step)
+        cost_ms = base_ms * self._base_shares(requests) + tokens_ms  # of what a request emits in a step
+        prices = np.minimum(1.0, self.tokens_per_decode_step * latency.c_tok_ms / cost_ms)
+        return np.full(num_requests, self.max_draft_tokens, np.int64), prices
 
     def choose_width(self, requests: RunningRequests, expected_accepted: Sequence[float], widths: Sequence[int]) -> int:
         """Return the verify width at which an emitted token is expected to cost least; of equals the smallest.
@@ -151,14 +155,11 @@ class ThroughputBudget:
         self._open_step = None
 
     def __repr__(self) -> str:
-        return f"ThroughputBudget(latency={self.latency}, max_draft_tokens={self.max_draft_tokens})"
+        return f"{type(self).__name__}(latency={self.latency}, max_draft_tokens={self.max_draft_tokens})"
 
-    def _price(self, latency: LatencyModel, num_running: int, mean_context_tokens: float) -> float:
-        num_context_tokens = mean_context_tokens * num_running
-        fixed_ms = latency.step_ms(0, num_context_tokens=num_context_tokens)
-        tokens_ms = latency.c_tok_ms * num_running
-        cost_ms: float = fixed_ms + tokens_ms * (1.0 + self.drafted_per_decode_step)
-        return min(1.0, self.tokens_per_decode_step * tokens_ms / cost_ms)
+    def _base_shares(self, requests: RunningRequests) -> FloatArray:
+        """Return which share of a pass each request saves by needing one decode step less."""
+        return np.full(len(requests), 1.0 / max(1, requests.num_running))
 
 
 _RATE = 0.002  # of the running means, each decode step of each request; not tuned

@@ -5,11 +5,13 @@ from pathlib import Path
 import pytest
 
 from bench.bench_accept import FAMILIES, measure
+from bench.bench_curve import POLICIES, counts_under, own_over_all
 from bench.bench_lengths import batches, scores
 from bench.decode import Decode
 from bench.rollouts import prompts_of_size
 from bench.sides import MAX_DRAFT_TOKENS, create
 from das import LengthModel
+from das.analysis import read_log
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "amc23_rollouts.jsonl.gz"
 
@@ -57,3 +59,15 @@ def test_forecasts_of_lengths_are_scored_to_the_end():
     found = scores(log, LengthModel())
     assert all(likelihood > -3 for likelihood, *_ in found)
     assert found[0][0] > scores(log, LengthModel(shrinkage_rollouts=1e6))[0][0]
+
+
+def test_curves_are_measured_to_the_end():
+    log = [record.rollout for record in read_log(EXAMPLE)]
+    prompts = sorted({rollout.key for rollout in log})[:3]
+    counts = counts_under([rollout for rollout in log if rollout.key in prompts], POLICIES["cap 4"]())
+    keys, emitted, drafted, accepted = counts
+    assert len(keys) == sum(rollout.key in prompts for rollout in log)
+    assert set(keys.tolist()) == set(prompts)
+    assert (accepted <= drafted).all()
+    assert (accepted < emitted).all()
+    assert 0.5 < own_over_all(counts) < 1.5

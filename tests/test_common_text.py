@@ -148,3 +148,93 @@ def test_bad_limits(bad, error):
 
 def test_an_unused_one_holds_nothing():
     assert CommonText(100).memory_bytes() == 0
+
+
+# ---------------------------------------------------------------- prompts whose history explains nothing
+
+OLD, STALE = [3, 4, 5, 6, 7, 8] * 3, [500, 501, 502, 503] * 20  # STALE: what a history of OLD knows nothing of
+
+
+def with_stale_history(**settings):
+    """A drafter of which a request has emitted text that no prompt's history explains, and is still running."""
+    drafter = Drafter(filled(*(rollout(OLD, 0, prompt=prompt) for prompt in ([1], [2])), **settings))
+    drafter.start("old", prompt_token_ids=[1], training_step=1)
+    for _ in range(5):
+        for token in STALE:
+            draft(drafter, "old", 0)
+            drafter.extend("old", [token])
+    return drafter
+
+
+def common_tokens(drafter):
+    return sum(tree.tree.num_tokens for tree in drafter.history._common._trees)
+
+
+def test_histories_that_explain_what_comes_leave_the_common_text_alone():
+    drafter = Drafter(filled(rollout(OLD, 0, prompt=[1])))
+    drafter.start("a", prompt_token_ids=[1], training_step=1)
+    for _ in range(20):
+        for token in OLD:
+            draft(drafter, "a", 0)
+            drafter.extend("a", [token])
+    draft(drafter, "a")
+    explained, unexplained = drafter.confidence.explained
+    assert explained > 150
+    assert unexplained < 10
+    assert drafter.history.statistics().common_bytes == 0
+
+
+def test_requests_whose_history_explains_nothing_join_with_what_they_have_emitted():
+    drafter = with_stale_history()
+    assert drafter.confidence.explained.tolist() == [0.0, pytest.approx(256, rel=0.3)]
+    assert common_tokens(drafter) > 0
+    drafter.start("new", prompt_token_ids=[2], training_step=1)
+    drafter.extend("new", [3, *STALE[:2]])
+    assert drafted(drafter, "new")[:5] == STALE[2:7], "of the other prompt's request, from before it joined, too"
+
+
+def test_running_requests_join_at_the_next_draft_and_environment_tokens_are_context():
+    drafter = Drafter(filled(*(rollout(OLD, 0, prompt=prompt) for prompt in ([1], [2]))))
+    for name, prompt in (("a", [1]), ("b", [2])):
+        drafter.start(name, prompt_token_ids=prompt, training_step=1)
+    drafter.extend("a", TEXT)
+    drafter.extend("a", [70, 71, 72], generated=False)
+    drafter.extend("a", [80, 81, 82, 83])
+    drafter.extend("b", [9])
+    drafter.extend("b", [70, 71, 72], generated=False)
+    assert 80 not in drafted(drafter, "b")
+    drafter.confidence.load_state({**drafter.confidence.state(), "explained": [0.0, 256.0]})
+    assert drafted(drafter, "b")[:3] == [80, 81, 82]
+    drafter.extend("a", [90, 91, 92, 93])
+    drafter.extend("b", [90, 91])
+    assert drafted(drafter, "b")[:2] == [92, 93], "both go on in it"
+    drafter.extend("b", [60], generated=False)
+    for name in "ab":
+        drafter.finish(name)
+    (tree,) = drafter.history._common._trees
+    assert tree.tree.num_open_sequences == 0
+    tree.tree.check_invariants()
+
+
+def test_a_history_that_explains_again_is_enough_again():
+    drafter = with_stale_history()
+    drafter.finish("old")
+    history = drafter.history
+    history.add(rollout(STALE, 2, prompt=[2]))
+    for number in range(2):
+        drafter.start(f"{number}", prompt_token_ids=[2], training_step=3)
+        for token in STALE:
+            draft(drafter, f"{number}", 0)
+            drafter.extend(f"{number}", [token])
+        before = common_tokens(drafter)
+        drafter.finish(f"{number}")
+    assert drafter.confidence.explained[0] > 50
+    drafter.start("c", prompt_token_ids=[2], training_step=3)
+    drafter.extend("c", STALE)
+    assert common_tokens(drafter) == before, "nothing was added to it"
+
+
+def test_a_stale_history_changes_nothing_where_the_common_text_is_off():
+    drafter = with_stale_history(max_common_tokens=0)
+    assert drafter.confidence.explained[1] > 200
+    assert drafter.history.statistics().common_bytes == 0

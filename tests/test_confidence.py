@@ -8,7 +8,12 @@ from rollout_samples import PROMPT, draft, filled, rollout, scored
 
 from das import Confidence, Drafter
 
-SHAPE, MEMORY = (4, 24), 2000
+SHAPE, MEMORY, HISTORY_MEMORY = (4, 24), 2000, 256
+
+
+def cells(hits, misses, explained=(0.0, 0.0)):
+    """A state whose cells all hold the same."""
+    return {"hits": np.full(SHAPE, hits), "misses": np.full(SHAPE, misses), "explained": np.array(explained)}
 
 
 def learned():
@@ -25,13 +30,13 @@ def learned():
 
 
 def same(one, other):
-    return np.array_equal(one.hits, other.hits) and np.array_equal(one.misses, other.misses)
+    return all(np.array_equal(one.state()[name], other.state()[name]) for name in ("hits", "misses", "explained"))
 
 
 def test_a_new_one_knows_nothing():
     confidence = Confidence()
     assert (confidence.hits.shape, confidence.misses.shape) == (SHAPE, SHAPE)
-    assert confidence.hits.sum() == confidence.misses.sum() == 0
+    assert confidence.hits.sum() == confidence.misses.sum() == confidence.explained.sum() == 0
 
 
 def test_state_round_trip():
@@ -57,6 +62,9 @@ BAD_STATES = pytest.mark.parametrize(
         ({"misses": -np.ones(SHAPE)}, ValueError, "misses holds a count that is not 0 <= count < 2"),
         ({"hits": np.full(SHAPE, np.nan)}, ValueError, "hits holds a count that is not 0 <= count < 2"),
         ({"misses": np.full(SHAPE, np.inf)}, ValueError, "misses holds a count that is not 0 <= count < 2"),
+        ({"explained": np.ones(3)}, ValueError, r"explained has shape \(3,\); it must be \(2,\)"),
+        ({"explained": [1.0, -1.0]}, ValueError, "explained holds a count that is not 0 <= count < 2"),
+        ({"explained": None}, KeyError, "explained"),
         ({"misses": None}, KeyError, "misses"),
         ({"hits": None}, KeyError, "hits"),
         ({"hits": np.full(SHAPE, 2.0**62)}, ValueError, "hits holds a count that is not 0 <= count < 2"),
@@ -67,7 +75,7 @@ BAD_STATES = pytest.mark.parametrize(
 @BAD_STATES
 def test_a_bad_state_changes_nothing(changes, error, message):
     confidence = learned()
-    state = {"hits": np.ones(SHAPE), "misses": np.ones(SHAPE), **changes}
+    state = {**cells(1.0, 1.0), **changes}
     with pytest.raises(error, match=message):
         confidence.load_state({name: array for name, array in state.items() if array is not None})
     assert same(confidence, learned())
@@ -80,7 +88,7 @@ def test_a_loaded_or_reset_state_is_what_a_running_drafter_uses():
     confidence.reset()
     assert same(confidence, Confidence())
     fresh = draft(drafter, "a").survival
-    confidence.load_state({"hits": np.zeros(SHAPE), "misses": np.full(SHAPE, 100.0)})
+    confidence.load_state(cells(0.0, 100.0))
     assert draft(drafter, "a").survival[0] < fresh[0] / 10
     confidence.reset()
     assert draft(drafter, "a").survival == fresh
@@ -101,7 +109,7 @@ def test_two_drafters_may_share_what_is_learned():
 
 def test_a_full_cell_forgets_as_much_as_it_learns():
     confidence = Confidence()
-    confidence.load_state({"hits": np.full(SHAPE, 1500.0), "misses": np.full(SHAPE, 500.0)})
+    confidence.load_state(cells(1500.0, 500.0))
     drafter = Drafter(filled(rollout([4, 5, 6], 0)), confidence=confidence)
     drafter.start("a", prompt_token_ids=PROMPT, training_step=1)
     draft(drafter, "a", 0)
@@ -117,8 +125,8 @@ def test_a_cell_that_was_always_right_is_believed_less_after_two_thousand_misses
     rates = []
     for loaded in (MEMORY, 1e9):
         confidence = Confidence()
-        confidence.load_state({"hits": np.full(SHAPE, loaded), "misses": np.zeros(SHAPE)})
-        drafter = Drafter(filled(rollout([4, 5, 6], 0)), confidence=confidence)
+        confidence.load_state(cells(loaded, 0.0))
+        drafter = Drafter(filled(rollout([4, 5, 6], 0), max_common_tokens=0), confidence=confidence)
         for number in range(MEMORY):
             drafter.start(f"{number}", prompt_token_ids=PROMPT, training_step=1)
             draft(drafter, f"{number}", 0)
@@ -141,7 +149,7 @@ counts = st.lists(st.sampled_from([0.0, 0.1, 1.0, 7.0, 1999.0, 2000.0, 1e9]), mi
 def states(draw):
     """A state with a few kinds of cells."""
     hits, misses = np.resize(draw(st.lists(counts, min_size=1, max_size=5)), (96, 2)).T
-    return {"hits": hits.reshape(SHAPE), "misses": misses.reshape(SHAPE)}
+    return {"hits": hits.reshape(SHAPE), "misses": misses.reshape(SHAPE), "explained": np.array(draw(counts))}
 
 
 def merged(some):
@@ -160,12 +168,17 @@ def test_laws_of_merging(some, order):
     confidence = merged(some)
     hits, misses = (np.sum([state[name] for state in some], axis=0) for name in ("hits", "misses"))
     total, kept = hits + misses, confidence.hits + confidence.misses
+    explained = np.sum([state["explained"] for state in some], axis=0)
+    np.testing.assert_allclose(confidence.explained.sum(), min(explained.sum(), HISTORY_MEMORY))
+    np.testing.assert_allclose(confidence.explained * explained.sum(), explained * confidence.explained.sum())
     np.testing.assert_allclose(kept, np.minimum(total, MEMORY))
     np.testing.assert_allclose(confidence.hits * total, hits * kept)  # the rate is that of all workers together
     order.shuffle(some)
     assert same(merged(iter(some)), confidence), "the order changes no bit"
-    assert same(merged([confidence.state()]), confidence) or kept.max() > MEMORY - 1e-6
-    full = {name: np.where(kept < MEMORY - 1e-6, 0.0, array) for name, array in confidence.state().items()}
+    is_full = kept.max() > MEMORY - 1e-6 or confidence.explained.sum() > HISTORY_MEMORY - 1e-6
+    assert same(merged([confidence.state()]), confidence) or is_full
+    full = {name: np.where(kept < MEMORY - 1e-6, 0.0, getattr(confidence, name)) for name in ("hits", "misses")}
+    full["explained"] = confidence.explained
     again = merged([full] * 3)
     np.testing.assert_allclose(again.hits, full["hits"])  # workers that start from one full state end with it
     np.testing.assert_allclose(again.misses, full["misses"])
@@ -174,16 +187,17 @@ def test_laws_of_merging(some, order):
 def test_merging_replaces_what_was_learned_and_only_that():
     confidence = learned()
     histogram = confidence.histogram.copy()
-    confidence.merge([{"hits": np.full(SHAPE, 3.0), "misses": np.ones(SHAPE)}] * 2)
+    confidence.merge([cells(3.0, 1.0, explained=(5.0, 7.0))] * 2)
     assert confidence.hits.min() == confidence.hits.max() == 6.0
     assert confidence.misses.min() == confidence.misses.max() == 2.0
+    assert confidence.explained.tolist() == [10.0, 14.0]
     assert np.array_equal(confidence.histogram, histogram)
 
 
 @BAD_STATES
 def test_a_bad_state_among_others_changes_nothing(changes, error, message):
     confidence = learned()
-    state = {"hits": np.ones(SHAPE), "misses": np.ones(SHAPE), **changes}
+    state = {**cells(1.0, 1.0), **changes}
     state = {name: array for name, array in state.items() if array is not None}
     with pytest.raises(error, match=rf"states\[1\]: {message}"):
         confidence.merge([learned().state(), state])
@@ -216,7 +230,7 @@ def test_the_histogram_is_reset_apart_from_what_is_learned():
     confidence = learned()
     state, num_scored = confidence.state(), sum(scored(confidence))
     assert num_scored > 0
-    assert state.keys() == {"hits", "misses"}
+    assert state.keys() == {"hits", "misses", "explained"}
     confidence.reset_reliability()
     assert confidence.histogram.sum() == 0
     assert confidence.reliability().num_predictions == 0

@@ -5,6 +5,7 @@ import pytest
 import strategies
 from hypothesis import given
 from hypothesis import strategies as st
+from oracle import HISTORY
 from rollout_samples import PROMPT, filled, rollout, tree_of
 from test_drafting_rule import NaiveRule, assert_learned_alike, caps, prices
 
@@ -36,6 +37,7 @@ class NaiveTreeRule(NaiveRule):
         """(tokens, parents, survival) in the order in which nodes are made."""
         paths, token_ids, parents, survival, offers = [[]], [], [], [], []
         asked = self.asked[request] = []
+        self.has_history[request] = tree.counts(())[HISTORY] > 0
         while True:
             position, left = len(token_ids), 1.0
             path = survival[-1] if survival else 1.0
@@ -66,8 +68,11 @@ class NaiveTreeRule(NaiveRule):
             number = self.paths.get(tuple(token_ids[:position]))
             if number is None or number >= verified:
                 break
-            for prediction in asked[number]:
-                if self.learn(*prediction, token):
+            for place, prediction in enumerate(asked[number]):
+                was_hit = self.learn(*prediction, token)
+                if place == 0:
+                    self.judge_history(request, prediction, was_hit)
+                if was_hit:
                     break
 
 
@@ -126,14 +131,12 @@ def test_the_kernel_is_best_first_search_over_the_rule(data):
     drafter, contexts, alphabet = data.draw(scenes())
     key = prompt_key(contexts["a"])
     tree, rule = tree_of(drafter.history, key), NaiveTreeRule()
-    shared = drafter.history.common_tree_for(drafter.history.record_for(key))
+    common = None if drafter.history.rollouts(key) else drafter.history._common.tree_for_start().tree
     for _ in range(data.draw(st.integers(1, 6))):
         request = data.draw(st.sampled_from(sorted(contexts)))
         cap, price, most = data.draw(caps), data.draw(prices), data.draw(st.integers(1, MAX_CHILDREN))
         answer = draft_tree(drafter, request, cap, price, max_children=most)
-        expected = rule.draft(
-            request, tree, contexts[request][-16:], cap, price, None if shared is None else shared.tree, most
-        )
+        expected = rule.draft(request, tree, contexts[request][-16:], cap, price, common, most)
         assert (answer.draft_token_ids, answer.parents) == expected[:2]
         assert answer.survival == pytest.approx(expected[2], abs=1e-9)
         assert_is_a_tree(answer, cap, price)

@@ -163,7 +163,7 @@ def test_learned_confidence_is_used():
     drafter.start("a", prompt_token_ids=PROMPT)
     confidence.misses[:] = 1e9
     assert draft(drafter, "a", min_survival=1e-6).draft_token_ids == []
-    confidence.load_state({"hits": confidence.misses, "misses": np.zeros((4, 24))})
+    confidence.load_state({**confidence.state(), "hits": confidence.misses, "misses": np.zeros((4, 24))})
     assert draft(drafter, "a", min_survival=0.999).draft_token_ids == LOOP
 
 

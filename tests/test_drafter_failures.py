@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from das._tree_arrays import _fail_allocation_after
-from rollout_samples import draft, rollout, run, stored, tree_of
+from rollout_samples import draft, filled, rollout, run, stored, tree_of
 
 from das import Drafter, FixedBudget, RolloutHistory, ThroughputBudget, plan_step, prompt_key
 from das.latency import DEFAULT_LATENCY, LatencyEstimator
@@ -156,3 +156,25 @@ def test_speedup_checks_its_arguments(name, value):
     arguments = {"num_running": 4, "tokens_per_decode_step": 2.0, "drafted_per_decode_step": 1.0, name: value}
     with pytest.raises(ValueError, match=f"^{name} is"):
         DEFAULT_LATENCY.speedup(arguments.pop("num_running"), **arguments)
+
+
+@pytest.mark.parametrize("num_allocations", range(12))
+def test_a_request_that_finds_no_memory_to_join_joins_later(num_allocations):
+    drafter = Drafter(filled(rollout([4, 5, 6], 0)))
+    drafter.start("a", prompt_token_ids=PROMPT, training_step=1)
+    drafter.extend("a", range(100, 4100))
+    drafter.confidence.load_state({**drafter.confidence.state(), "explained": [0.0, 256.0]})
+    _fail_allocation_after(num_allocations)
+    try:
+        draft(drafter, "a")
+    except MemoryError:
+        assert all(tree.tree.num_open_sequences == 0 for tree in drafter.history._common._trees)
+    _fail_allocation_after(-1)
+    draft(drafter, "a")
+    drafter.extend("a", [1, 2, 3])
+    drafter.start("b", prompt_token_ids=[9], training_step=1)
+    drafter.extend("b", [4090, 4091])
+    assert draft(drafter, "b").draft_token_ids[:5] == list(range(4092, 4097))
+    drafter.extend("b", [200, 201])
+    assert draft(drafter, "b").draft_token_ids[:1] != [202], "of a long response only the end is shared"
+    drafter.finish("a")

@@ -14,7 +14,7 @@ from das import Drafter, prompt_key
 
 ORDERS = (1, 2, 3, 4, 6, 8, 12, 16)
 KAPPA, FIRST_ESTIMATE, PRIOR_STRENGTH, NUM_BINS = 2.0, 1e-5, 4.0, 24
-MEMORY, NUM_RATES = 2000, 1024
+MEMORY, HISTORY_MEMORY, NUM_RATES = 2000, 256, 1024
 COMMON_WEIGHT = 0.2
 KEY = 5
 
@@ -50,7 +50,9 @@ class NaiveRule:
         self.hits = np.zeros((4, NUM_BINS))
         self.misses = np.zeros((4, NUM_BINS))
         self.histogram = np.zeros((NUM_RATES, 3))  # by calibrated probability: predictions, hits, sum of probabilities
+        self.explained = np.zeros(2)
         self.asked = {}  # request -> [(token, cell, calibrated probability)]
+        self.has_history = {}  # request -> whether its tree holds any
         self.num_drafted = {}
 
     def contexts(self, tree, context, common):
@@ -97,6 +99,7 @@ class NaiveRule:
     def draft(self, request, tree, context, max_draft_tokens, min_survival, common=None):
         context, token_ids, survival, path = list(context), [], [], 1.0
         asked = self.asked[request] = []
+        self.has_history[request] = tree.counts(())[HISTORY] > 0
         while (prediction := self.predict(tree, context, common)) is not None:
             token, probability, cell = prediction
             rate = self.hit_rate(cell, probability)
@@ -115,8 +118,17 @@ class NaiveRule:
         if num_verified is not None:
             asked = asked[: num_verified + 1]
         for prediction, token in zip(asked, token_ids, strict=False):
-            if not self.learn(*prediction, token):
+            was_hit = self.learn(*prediction, token)
+            self.judge_history(request, prediction, was_hit)
+            if not was_hit:
                 break
+
+    def judge_history(self, request, prediction, was_hit):
+        """Learn whether the history knew what came, and that it would."""
+        if self.has_history[request]:
+            source, _ = prediction[1]
+            self.explained *= 1 - 1 / HISTORY_MEMORY
+            self.explained[0 if was_hit and source in (1, 2) else 1] += 1
 
     def learn(self, predicted, cell, rate, token):
         """Teach the cell of a prediction and the histogram what came; True where it was right."""
@@ -140,7 +152,7 @@ def assert_agrees(drafter, rule, request, tree, context, cap, price, common=None
 
 def assert_learned_alike(drafter, rule):
     learned = drafter.confidence
-    for name in ("hits", "misses", "histogram"):
+    for name in ("hits", "misses", "histogram", "explained"):
         np.testing.assert_allclose(getattr(learned, name), getattr(rule, name), rtol=1e-9, atol=1e-12, err_msg=name)
 
 
@@ -232,8 +244,7 @@ def test_the_kernel_follows_the_rule_over_the_trees_counts(data):
         drafter.start(request, prompt_token_ids=prompt, training_step=1)
         contexts[request] = list(prompt)
     tree = tree_of(drafter.history, prompt_key(prompt))
-    shared = drafter.history.common_tree_for(drafter.history.record_for(prompt_key(prompt)))
-    common = None if shared is None else shared.tree
+    common = None if history else drafter.history._common.tree_for_start().tree
     for _ in range(data.draw(st.integers(1, 8))):
         request = data.draw(st.sampled_from(sorted(contexts)))
         context = contexts[request]

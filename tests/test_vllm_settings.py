@@ -44,10 +44,10 @@ def test_latency_is_a_preset_or_coefficients_or_learned() -> None:
     ("values", "error"),
     [
         ({"polcy": "price"}, "'polcy', which is no setting; there are: policy, "),
-        ({"policy": "best"}, "policy is 'best'; it must be one of throughput, "),
+        ({"policy": "best"}, "policy is 'best'; it must be one of length-aware, "),
         (
             {"policy_options": {"min_survival": 0.1}},
-            "policy_options has 'min_survival'; the options of 'throughput' are: ",
+            "policy_options has 'min_survival'; the options of 'length-aware' are: ",
         ),
         ({"policy": "none", "policy_options": {"x": 1}}, "the options of 'none' are: none"),
         ({"policy_options": [1]}, "policy_options must be a mapping, not list"),

@@ -15,8 +15,9 @@ from das.latency import DEFAULT_LATENCY
 ENVIRONMENT_VARIABLE = "DAS_VLLM_CONFIG"
 MOST_DRAFT_TOKENS = 64  # of das; vLLM's rejection sampler stops at 128
 
-DEFAULT_POLICY = "throughput"  # the one place that says which policy drafts where nobody names one
+DEFAULT_POLICY = "length-aware"  # the one place that says which policy drafts where nobody names one
 POLICIES: dict[str, Callable[..., das.BudgetPolicy]] = {
+    "length-aware": das.LengthAwareBudget,
     "throughput": das.ThroughputBudget,
     "price": das.PriceBudget,
     "fixed": das.FixedBudget,

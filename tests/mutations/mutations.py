@@ -4,6 +4,7 @@
 from dataclasses import dataclass
 
 TREE = "das/_tree.pyx"
+PLACES = "das/_tree.pxd"
 ARRAYS = "das/_tree_arrays.pxd"
 MEMORY = "das/_tree_arrays.pyx"
 DRAFT = "das/_draft.pyx"
@@ -15,6 +16,8 @@ COMMON = "das/common_text.py"
 BUDGET = "das/budget.py"
 LATENCY = "das/latency.py"
 CONFIDENCE = "das/confidence.py"
+DRAFTER = "das/drafter.py"
+REQUEST = "das/live_request.py"
 RELIABILITY = "das/reliability.py"
 STEP = "das/step.py"
 
@@ -40,6 +43,7 @@ DRAFT_TESTS = (
 )
 TESTS = {
     TREE: TREE_TESTS,
+    PLACES: (*TREE_TESTS, *DRAFT_TESTS),
     ARRAYS: TREE_TESTS,
     MEMORY: (
         "test_suffix_tree.py",
@@ -58,6 +62,8 @@ TESTS = {
     STEP: ("test_step.py", "test_widths.py"),
     LATENCY: ("test_latency.py",),
     CONFIDENCE: ("test_confidence.py",),
+    DRAFTER: ("test_common_text.py",),
+    REQUEST: ("test_common_text.py", "test_drafter_failures.py"),
     RELIABILITY: ("test_reliability.py",),
 }
 
@@ -115,9 +121,9 @@ MUTATIONS = [
     Mutation(TREE, "overtaken-leaf-lowers-pending", "owner.num_pending = max(owner.num_pending, depth)",
              "owner.num_pending = depth", "the pending suffixes are 1..the longest returned"),
     # ------------------------------------------------------------------------------------------------ places
-    Mutation(TREE, "step-reads-next-token", "if tree.text[start_of(tree, child) + order] != token:",
+    Mutation(PLACES, "step-reads-next-token", "if tree.text[start_of(tree, child) + order] != token:",
              "if tree.text[start_of(tree, child) + order + 1] != token:", "the edge's next token is at its depth"),
-    Mutation(TREE, "step-never-arrives-below", "            depth = depth_of(tree, child)\n",
+    Mutation(PLACES, "step-never-arrives-below", "            depth = depth_of(tree, child)\n",
              "            depth = 0\n", "an edge ends at its child's depth"),
     Mutation(TREE, "climb-one-too-few", "while depth_of(tree, node) >= order:", "while depth_of(tree, node) > order:",
              "a node of the place's own depth is where it is, not what is above it"),
@@ -125,7 +131,7 @@ MUTATIONS = [
              "    if below > 0 and depth_of(tree, below) < order:", "a split exactly at the place makes it a node's"),
     Mutation(TREE, "stale-place-not-climbed", "    climb(tree, place, order)\n    node = place.node\n",
              "    node = place.node\n", "a split edge leaves the place behind"),
-    Mutation(TREE, "stale-cursor-not-climbed", "            climb(tree, &cursor.places[order], order)", "            pass",
+    Mutation(TREE, "stale-cursor-not-climbed", "            climb(tree, &places[order], order)", "            pass",
              "a sibling may have split the edge since the sequence's last token"),
     Mutation(TREE, "settle-without-count",
              "        _count_child(tree, parent_of(tree, node), node, source)\n        node = parent_of(tree, node)",
@@ -176,11 +182,11 @@ MUTATIONS = [
     Mutation(TREE, "reserve-too-little-text", "segment_tokens(sequence.length + num_tokens, num_tokens) + MAX_ORDER_C + 1",
              "num_tokens // 4", "a new segment is as long as `_open_segment` makes it"),
     # ------------------------------------------------------------------------------------------------ reading
-    Mutation(TREE, "cursor-cap-short", "min(cursor.num_orders, tree.max_order - 1)", "min(cursor.num_orders, tree.max_order - 2)",
+    Mutation(TREE, "cursor-cap-short", "min(cursor.num_orders + 1, tree.max_order)", "min(cursor.num_orders + 1, tree.max_order - 1)",
              "a context grows to max_order tokens"),
-    Mutation(TREE, "end-mark-as-token", "    if found.top_token < 0:", "    if found.top_token < CLOSED_END:",
+    Mutation(PLACES, "end-mark-as-token", "    if found.top_token < 0:", "    if found.top_token < CLOSED_END:",
              "behind a closed sequence nothing follows"),
-    Mutation(TREE, "child-count-on-edge-unchecked", "    elif tree.text[start_of(tree, child) + order] == token:",
+    Mutation(PLACES, "child-count-on-edge-unchecked", "    elif tree.text[start_of(tree, child) + order] == token:",
              "    else:", "an edge continues with one token only"),
     Mutation(ARRAYS, "edge-of-another-node", "if edge.node == node and edge.token == token:", "if edge.token == token:",
              "edges are keyed by node and token"),
@@ -194,19 +200,23 @@ MUTATIONS = [
     Mutation(MEMORY, "memory-of-leaves-not-told", " + tree.leaf_parent_capacity * sizeof(uint32_t)\n", "\n",
              "memory_bytes counts every array"),
     # ------------------------------------------------------------------------------------------------ the rule
-    Mutation(DRAFT, "longest-context-ignored", "if ORDERS[level] <= num_orders[tree] and", "if ORDERS[level] < num_orders[tree] and",
+    Mutation(DRAFT, "longest-context-ignored", "if order > num_orders[tree]:", "if order >= num_orders[tree]:",
              "a context of all tokens so far counts"),
     Mutation(DRAFT, "other-orders", "[1, 2, 3, 4, 6, 8, 12, 16]", "[1, 2, 3, 4, 6, 8, 12, 15]",
              "contexts of 16 tokens are asked"),
-    Mutation(DRAFT, "total-of-one-class", "<double>found.total[RUNNING] + found.total[HISTORY]",
-             "<double>found.total[HISTORY]", "running evidence counts as much"),
-    Mutation(DRAFT, "only-top-children-counted", "if level.top_count == level.total:",
-             "if level.top_count <= level.total:", "other candidates have counts in a context too"),
-    Mutation(DRAFT, "blend-weight", "1.0 / (level.total + KAPPA)", "1.0 / (level.total + 1.0)",
+    Mutation(PLACES, "total-of-one-class", "found.total = node.total[RUNNING] + node.total[HISTORY]",
+             "found.total = node.total[HISTORY]", "running evidence counts as much"),
+    Mutation(DRAFT, "only-top-children-counted", "if level.other_count == 0.0:",
+             "if level.other_count >= 0.0:", "other candidates have counts in a context too"),
+    Mutation(DRAFT, "blend-weight", "1.0 / (weight * found.total + KAPPA)", "1.0 / (weight * found.total + 1.0)",
              "P stays a probability"),
+    Mutation(DRAFT, "bound-below-the-count", "weight * min(found.top_count, found.total - found.top_count)",
+             "weight * min(<uint32_t>1, found.total - found.top_count)", "no other token has a higher count than its bound"),
+    Mutation(DRAFT, "ties-of-the-favourite", "< max(reached, probability):", "<= max(reached, probability):",
+             "of equals the shorter context's candidate is taken, also where the longest context's comes first"),
     Mutation(DRAFT, "ties-to-the-longer-context", "if estimate > probability:", "if estimate >= probability:",
              "of equals the shorter context's candidate is taken"),
-    Mutation(DRAFT, "cell-source-both-lost", "source = 2 if count[RUNNING] > 0 else 1", "source = 1",
+    Mutation(DRAFT, "cell-source-both-lost", "source = BY_BOTH if count[RUNNING] > 0 else BY_HISTORY", "source = BY_HISTORY",
              "tokens that both classes continued with have cells of their own"),
     Mutation(DRAFT, "cell-bin-moved", "(log(clipped / (1.0 - clipped)) + 4.0)", "(log(clipped / (1.0 - clipped)) + 4.2)",
              "bins divide the logits of [-4, 4]"),
@@ -229,23 +239,24 @@ MUTATIONS = [
              "of equal offers the earlier one is taken"),
     Mutation(DRAFT_TREE, "first-child-drafted-first", "            1, ranked, probabilities, num_ranked, most)",
              "            0, ranked, probabilities, num_ranked, most)", "the chain's choice stays first"),
-    Mutation(DRAFT_TREE, "sibling-scored-after-a-hit", "token_ids[accepted]):\n                break\n",
-             "token_ids[accepted]):\n                pass\n", "a sibling answers only where those before it missed"),
+    Mutation(DRAFT_TREE, "sibling-scored-after-a-hit", "            if was_hit:\n                break\n", "",
+             "a sibling answers only where those before it missed"),
     Mutation(DRAFT_TREE, "unverified-node-accepted", "for node in range(position, num_verified):",
              "for node in range(position, request_nodes):".replace("request_nodes", "MAX_DRAFT"),
              "what the engine did not verify cannot be accepted"),
     # ------------------------------------------------------------------------------------------------ feedback
-    Mutation(DRAFT, "scored-beyond-first-miss", "histogram, token_ids[i]):\n            break\n",
-             "histogram, token_ids[i]):\n            continue\n", "behind a miss a prediction answered another question"),
+    Mutation(DRAFT, "scored-beyond-first-miss", "        if not was_hit:\n            break\n", "",
+             "behind a miss a prediction answered another question"),
     Mutation(DRAFT, "hits-never-forgotten", "    hits[prediction.cell] *= KEPT\n", "", "a cell forgets with what it learns"),
     Mutation(DRAFT, "misses-never-forgotten", "    misses[prediction.cell] *= KEPT\n", "", "hits and misses fade alike"),
     Mutation(DRAFT, "survival-for-probability", "asked.rate = <float>rate", "asked.rate = <float>(rate * chain.path)",
              "a prediction is scored given that all before it came true"),
     Mutation(DRAFT, "misses-counted-as-hits", "figures[1] += was_hit", "figures[1] += 1.0",
              "the histogram tells how many came true"),
-    Mutation(CONFIDENCE, "merged-beyond-memory", "np.maximum(hits + misses, CELL_MEMORY)", "CELL_MEMORY",
+    Mutation(CONFIDENCE, "merged-beyond-memory", "np.maximum(sums[\"hits\"] + sums[\"misses\"], CELL_MEMORY)", "CELL_MEMORY",
              "a merged cell holds no more than it can remember"),
-    Mutation(CONFIDENCE, "merge-in-given-order", "np.sort(np.stack(checked), axis=0)", "np.stack(checked)",
+    Mutation(CONFIDENCE, "merge-in-given-order", "np.sort(np.stack([state[name] for state in checked]), axis=0)",
+             "np.stack([state[name] for state in checked])",
              "the order of the workers changes no bit"),
     Mutation(RELIABILITY, "errors-cancel", "bar.num_predictions * abs(bar.predicted - bar.observed)",
              "bar.num_predictions * (bar.predicted - bar.observed)", "too high here and too low there is two errors"),
@@ -325,16 +336,28 @@ MUTATIONS = [
     # ------------------------------------------------------------------------------------------------ the common text
     Mutation(DRAFT, "others-weigh-as-own", "WEIGHTS[:] = [1.0, 0.2] ", "WEIGHTS[:] = [1.0, 1.0] ",
              "other prompts' text is a weak hint"),
-    Mutation(DRAFT, "others-correct-own", "for tree in range(chain.request.num_trees - 1, -1, -1):",
-             "for tree in range(chain.request.num_trees):", "the own tree has the last word at each length"),
-    Mutation(DRAFT, "others-counted-as-running", "cdef int32_t source = 3\n", "cdef int32_t source = 0\n",
+    Mutation(DRAFT, "others-correct-own", "for tree in range(num_trees - 1, -1, -1):",
+             "for tree in range(num_trees):", "the own tree has the last word at each length"),
+    Mutation(DRAFT, "others-counted-as-running", "cdef int32_t source = BY_OTHERS\n", "cdef int32_t source = BY_RUNNING\n",
              "what only other prompts say is calibrated by itself"),
     Mutation(COMMON, "common-text-never-full", "if not self._trees or self._trees[-1].tree.num_tokens >= self._max_tokens:",
              "if not self._trees:", "the common text is bounded"),
     Mutation(COMMON, "whole-prompts-shared", "return prompt_token_ids[-MAX_ORDER:]", "return prompt_token_ids",
              "a prompt's own text is no evidence for others"),
-    Mutation(HISTORY, "common-for-all", "return None if len(record) else self._common.tree_for_start()",
-             "return self._common.tree_for_start()", "a prompt with history draws on its own only"),
+    Mutation(HISTORY, "common-for-all", " if history_explains_nothing or len(record) == 0 else None", "",
+             "a prompt with history draws on its own only"),
+    Mutation(HISTORY, "common-for-new-prompts-only", "if history_explains_nothing or len(record) == 0", "if len(record) == 0",
+             "a history of no use counts as none"),
+    Mutation(DRAFT, "surprises-explained", "0 if was_hit and (source == BY_HISTORY or source == BY_BOTH) else 1",
+             "0 if source == BY_HISTORY or source == BY_BOTH else 1", "a history explains what came true"),
+    Mutation(DRAFT, "own-text-explains", "0 if was_hit and (source == BY_HISTORY or source == BY_BOTH) else 1",
+             "0 if was_hit else 1", "what only running text knew was not explained by history"),
+    Mutation(LIVE, "judged-without-history", "&self.explained[0] if tree.tree.nodes[ROOT].total[HISTORY] > 0 else NULL",
+             "&self.explained[0]", "where there is no history, nothing is learned about histories"),
+    Mutation(DRAFTER, "running-requests-stay-out", "request.join_common(common)", "pass",
+             "running requests join, too"),
+    Mutation(REQUEST, "strangers-beginning-shared", "min(length, MAX_SHARED_TOKENS)", "length",
+             "joining takes bounded time"),
     Mutation(HISTORY, "common-bytes-not-held", ' + self._common.memory_bytes()\n\n\ndef _after', "\n\n\ndef _after",
              "the limit covers the common text"),
     # ------------------------------------------------------------------------------------------------ the price
