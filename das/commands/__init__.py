@@ -6,6 +6,7 @@ import click
 
 from das import __version__
 from das.commands.compare import compare
+from das.commands.doctor import doctor
 from das.commands.inspect import inspect
 from das.commands.latency import latency
 from das.commands.replay import replay
@@ -22,6 +23,7 @@ def das(context: click.Context) -> None:
 
 
 das.add_command(compare)
+das.add_command(doctor)
 das.add_command(inspect)
 das.add_command(latency)
 das.add_command(replay)
