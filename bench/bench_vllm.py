@@ -11,8 +11,8 @@ changed between epochs (examples/tiny_reasoner), float32, eager. A row a side an
   of the outputs, the same for every side)
 
 and for `das price`, whose policy does not depend on times, a last row `replay`: decode steps, and those that
-das.analysis.replay predicts for the rollouts that it wrote. The first token of a response comes with the prefill, in which no engine drafts, so replay
-gets it as part of the prompt.
+das.analysis.replay predicts for the rollouts that it wrote. The first token of a response comes with the prefill, in
+which no engine drafts, so replay gets it as part of the prompt.
 """
 
 import argparse
