@@ -10,9 +10,9 @@ changed between epochs (examples/tiny_reasoner), float32, eager. A row a side an
   accepted, and one token), wall_s, propose_us (mean time in propose() of an engine step), texts (greedy only: a hash
   of the outputs, the same for every side)
 
-and for das a last row `replay`: decode steps, and those that das.analysis.replay predicts for the rollouts that das
-wrote, under the same policy. The first token of a response comes with the prefill, in which no engine drafts, so replay
-gets it as part of the prompt.
+and for `das price`, whose policy does not depend on times, a last row `replay`: decode steps, and those that
+das.analysis.replay predicts for the rollouts that it wrote. The first token of a response comes with the prefill, in
+which no engine drafts, so replay gets it as part of the prompt.
 """
 
 import argparse
@@ -35,7 +35,7 @@ SIDES: dict[str, dict[str, Any] | None] = {
 }
 SETTINGS: dict[str, dict[str, Any]] = {
     "das": {},
-    "das price": {"policy": "price", "policy_options": {"min_survival": 0.15}},
+    "das price": {"policy": "price"},
 }
 COUNTED = {
     "vllm:spec_decode_num_draft_tokens": "drafted",
@@ -50,6 +50,7 @@ def main() -> None:
     options.add_argument("--prompts", type=int, default=24)
     options.add_argument("--samples", type=int, default=8, help="of each prompt; greedy decoding takes one")
     options.add_argument("--running", type=int, default=64, help="requests that run at once")
+    options.add_argument("--min-survival", type=float, default=0.15, help="the price of `das price`")
     options.add_argument("--temperature", type=float, default=1.0)
     options.add_argument("--out", type=Path, default=ROOT / "out" / "bench_vllm.jsonl")
     options.add_argument("--side", choices=list(SIDES), help=argparse.SUPPRESS)  # in a child process
@@ -88,6 +89,9 @@ def run_side(given: argparse.Namespace) -> None:
     import das
 
     repair_sampling_on_cpu()
+    settings = dict(SETTINGS.get(given.side, {}))
+    if given.side == "das price":
+        settings["policy_options"] = {"min_survival": given.min_survival}
     rollouts = [json.loads(line) for line in read_log(given.models)]
     prompts = list({row["prompt_id"]: row["prompt_token_ids"] for row in rollouts}.values())[: given.prompts]
     checkpoints = sorted(given.models.glob("epoch*"))
@@ -101,7 +105,7 @@ def run_side(given: argparse.Namespace) -> None:
         disable_log_stats=False,
         seed=0,
         speculative_config=SIDES[given.side],
-        additional_config={"das": SETTINGS.get(given.side, {})},
+        additional_config={"das": settings},
     )
     runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
     clock = clocked(getattr(runner, "drafter", None))
@@ -152,22 +156,18 @@ def run_side(given: argparse.Namespace) -> None:
             )
             if len(text) > 1
         ]
-    if given.side.startswith("das"):
-        print("ROW", json.dumps(replayed(llm, given, runner.drafter.policy, log)), flush=True)
+    if given.side == "das price":
+        print("ROW", json.dumps(replayed(llm, given, log)), flush=True)
 
 
-def replayed(llm: Any, given: argparse.Namespace, policy: Any, log: list[Any]) -> dict[str, Any]:
+def replayed(llm: Any, given: argparse.Namespace, log: list[Any]) -> dict[str, Any]:
     """Decode steps behind the first token: counted by das in the engine, and predicted by replay."""
     import das
     from das.analysis.replay import replay
 
     (found,) = llm.collective_rpc("das_statistics")
-    fresh = (
-        das.PriceBudget(min_survival=0.15)
-        if given.side == "das price"
-        else das.ThroughputBudget(latency=policy.latency)
-    )
-    predicted = replay(log, policy=fresh, group_size=given.samples)
+    policy = das.PriceBudget(min_survival=given.min_survival)
+    predicted = replay(log, policy=policy, group_size=given.samples)
     return {
         "side": given.side,
         "epoch": "replay",
