@@ -93,7 +93,7 @@ def summary(recorders: Sequence[ClassRecorder]) -> ClassShares:
         np.array(column) for column in zip(*((r.started, r.ended, r.num_tokens) for r in requests), strict=True)
     )
     drafted = sum(request.drafted for request in requests)
-    is_longest = lengths > np.quantile(lengths, 0.8)
+    is_longest = lengths >= np.quantile(lengths, 0.8)
     return ClassShares(
         started={name: float((started == its_class).mean()) for its_class, name in NAMES.items()},
         ended={name: float((ended == its_class).mean()) for its_class, name in NAMES.items()},

@@ -283,7 +283,7 @@ def fit_curve(points: Sequence[Point]) -> tuple[float, float, float]:
     """
     drafted, accepted = np.array(points).T
     alphas = np.geomspace(0.1, 20.0, 5300)
-    reached = 1.0 - np.array([decode_steps(drafted, lengths=1.0, k=1.0, alpha=alpha) for alpha in alphas])
+    reached = 1.0 - decode_steps(drafted, lengths=1.0, k=1.0, alpha=alphas[:, None])
     ks = np.minimum(1.0, reached @ accepted / (reached**2).sum(axis=1))
     errors = np.sqrt(((ks[:, None] * reached - accepted) ** 2).mean(axis=1))
     best = int(errors.argmin())

@@ -30,7 +30,8 @@ def tokens_a_round(window: int, accepted: float, execution: Execution) -> float:
         window: w, draft tokens a round.
         accepted: p, the probability, 0..1.
         execution: "coupled": the round's own token counts, too. "decoupled": as the paper has it; where a token is
-            rejected, the next round is lost, and where none is, no token of its own is sampled.
+            rejected, the next round is lost, and where none is, no token of its own is sampled. That is a mean over
+            windows of tokens a round; tokens over rounds are fewer, as windows with a rejection take two rounds.
     """
     stops = [accepted**a * (1 - accepted) for a in range(window)]
     if execution == "coupled":
@@ -89,7 +90,8 @@ def window_section(step: LoggedStep) -> Section:
                 abs(simulated["coupled", 1] / formula["coupled", 1] - 1) < 0.15,
             ),
         ),
-        "the paper prints the formula, its hardware's costs not. Acceptance in the log is no coin: what is accepted "
+        "the paper prints the formula (read second-hand), its hardware's costs not. Decoupled it is a mean of tokens a "
+        "round over windows, which is more than tokens over rounds. Acceptance in the log is no coin: what is accepted "
         "once is more often accepted further, so long windows do better than p says; and its batch shrinks at the "
         "end.",
         beside="formula",
@@ -128,8 +130,8 @@ def large_batch_section(step: LoggedStep) -> Section:
         (
             Claim("twice the tokens cost 1.4 times a pass, within .05", abs(doubled - 1.4) < 0.05),
             Claim(
-                "each window of 4 and more loses while 128 run, even if drafting is free",
-                all(speedup < 1 for speedup in (*steady.values(), *with_model.values())),
+                "windows of 8 and more lose while 128 run even if drafting is free, with a draft model those of 4, too",
+                all(steady[w] < 1 for w in LONG_WINDOWS if w >= 8) and all(value < 1 for value in with_model.values()),
             ),
             Claim(
                 "das's price gains, and more than each window",
