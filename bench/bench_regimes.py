@@ -10,6 +10,7 @@ makespan where training is synchronous. It is simulated time by a latency model,
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import random
 import statistics
@@ -98,8 +99,8 @@ def measure(job: Job) -> Row:
     }
 
 
-def jobs_of(options: argparse.Namespace) -> list[Job]:
-    """Every setting of every policy, in every regime, on every seed's samples."""
+def jobs_of(options: argparse.Namespace, *, seeds: range) -> list[Job]:
+    """Every setting of every policy, in every regime, on the samples of these seeds."""
     return [
         {
             "regime": regime,
@@ -112,7 +113,24 @@ def jobs_of(options: argparse.Namespace) -> list[Job]:
         for regime in options.regimes
         for policy in options.policies
         for setting in FAMILIES[policy].settings
-        for seed in range(options.seeds)
+        for seed in seeds
+    ]
+
+
+def promising(rows: list[Row], jobs: list[Job], *, within: float) -> list[Job]:
+    """Those jobs whose setting took at most 1 + `within` of what its policy's best one took in that regime's rows."""
+
+    def setting(job: Job) -> tuple[Any, ...]:
+        return job["regime"], job["policy"], job["setting"]
+
+    waited_s = {setting(row["job"]): row["waited_s"] for row in rows}
+    least_s: dict[tuple[Any, ...], float] = {}
+    for (regime, policy, _), seconds in waited_s.items():
+        least_s[regime, policy] = min(seconds, least_s.get((regime, policy), math.inf))
+    return [
+        job
+        for job in jobs
+        if waited_s.get(setting(job), math.inf) <= (1.0 + within) * least_s.get(setting(job)[:2], 0.0)
     ]
 
 
@@ -150,7 +168,9 @@ def _best_setting(rows: list[Row], policy: str) -> tuple[Any, dict[int, float]] 
             by_setting.setdefault(row["job"]["setting"], {})[row["job"]["seed"]] = row["waited_s"]
     if not by_setting:
         return None
-    return min(by_setting.items(), key=lambda item: statistics.mean(item[1].values()))
+    most = max(map(len, by_setting.values()))  # settings that were given up were measured on one seed
+    whole = {setting: figures for setting, figures in by_setting.items() if len(figures) == most}
+    return min(whole.items(), key=lambda item: statistics.mean(item[1].values()))
 
 
 def _ratio(figures: dict[int, float], off: dict[int, float]) -> float:
@@ -172,12 +192,19 @@ def main() -> None:
     options.add_argument("--regimes", nargs="+", choices=REGIMES, default=list(REGIMES))
     options.add_argument("--policies", nargs="+", choices=FAMILIES, default=list(FAMILIES))
     options.add_argument("--seeds", type=int, default=5, help="how many draws of samples (%(default)s)")
+    options.add_argument(
+        "--within", type=float, help="other seeds only for settings that are so close to the best on the first, as 0.02"
+    )
     options.add_argument("--latency", choices=LATENCY_PRESETS, help="a preset instead of the regimes' own")
     options.add_argument("--workers", type=int, default=os.cpu_count(), help="processes at once (%(default)s)")
     chosen = options.parse_args()
     if chosen.smoke:
         chosen.seeds, chosen.policies = 1, [DEFAULT, "fixed", "oracle"]
-    rows = measure_all("bench_regimes", jobs_of(chosen), chosen, workers=chosen.workers)
+    first = jobs_of(chosen, seeds=range(1 if chosen.within is not None else chosen.seeds))
+    rows = measure_all("bench_regimes", first, chosen, workers=chosen.workers)
+    if chosen.within is not None:
+        others = promising(rows, jobs_of(chosen, seeds=range(1, chosen.seeds)), within=chosen.within)
+        rows += measure_all("bench_regimes", others, chosen, workers=chosen.workers)
     for regime in chosen.regimes:
         if mine := [row for row in rows if row["job"]["regime"] == regime]:
             print_regime(regime, mine)

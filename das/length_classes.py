@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from enum import IntEnum
-from itertools import repeat
+from itertools import islice, repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -142,8 +142,9 @@ class LengthClasses:
         numbers = request_numbers.tolist()
         known = self._known(numbers)
         if len(known) and known.min() < 0:
-            self._start(numbers, prompt_keys)
-            known = self._known(numbers)
+            is_new = known < 0
+            known[is_new] = (_CLASSES + 1) * self.initial_classes(prompt_keys[is_new])
+            self._remember(numbers, known)
         initial, before = known // _CLASSES, known % _CLASSES
         present = np.maximum(before, _likeliest(*self._longer(initial, num_response_tokens)))
         for position in np.flatnonzero(present > before).tolist():
@@ -179,12 +180,15 @@ class LengthClasses:
         """Return what is remembered of requests, -1 where nothing is."""
         return np.fromiter(map(self._requests.get, numbers, repeat(-1)), np.int64, len(numbers))
 
-    def _start(self, numbers: list[int], prompt_keys: KeyArray) -> None:
-        """Remember the initial class of new requests, and these requests longer than others."""
-        for number, initial in zip(numbers, self.initial_classes(prompt_keys).tolist(), strict=True):
-            self._requests[number] = self._requests.pop(number, (_CLASSES + 1) * initial)
-        while len(self._requests) > max(_MOST_REQUESTS, len(numbers)):
-            del self._requests[next(iter(self._requests))]
+    def _remember(self, numbers: list[int], known: IntArray) -> None:
+        """Remember the classes of requests; where there are too many, these longer than others."""
+        self._requests.update(zip(numbers, known.tolist(), strict=True))
+        too_many = len(self._requests) - max(_MOST_REQUESTS, len(numbers))
+        if too_many > 0:
+            for number in numbers:
+                self._requests[number] = self._requests.pop(number)
+            for number in list(islice(self._requests, too_many)):
+                del self._requests[number]
 
     def _push(self, its_class: int, its_bin: int) -> None:
         if len(self._window) == self.lengths.window_rollouts:

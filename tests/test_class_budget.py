@@ -148,6 +148,37 @@ def test_other_thresholds():
     assert policy.budgets(asked([1], [0]))[0].tolist() == [16]
 
 
+def test_rollouts_wait_until_they_are_one_for_64_in_the_window():
+    policy, later = LengthClassBudget(), LengthClassBudget()
+    policy.observe_finished(finished(np.arange(640), np.arange(640)))
+    for number in range(10):
+        assert policy.classes.lengths.num_rollouts == 640
+        policy.observe_finished(finished([number], [3000]))
+    assert policy.classes.lengths.num_rollouts == 650
+    policy.observe_finished(finished([7], [3000]))
+    assert policy.classes.lengths.num_rollouts == 650
+    later.load_state(policy.state())  # nothing that waits is lost
+    assert policy.classes.lengths.num_rollouts == later.classes.lengths.num_rollouts == 651
+    policy.observe_finished(finished([7], [3000]))
+    policy.load_state(later.state())
+    policy.observe_finished(finished(np.arange(11), np.arange(11)))
+    assert policy.classes.lengths.num_rollouts == 662
+
+
+def test_a_step_in_which_a_rollout_ended_and_another_started_costs_little():
+    policy, keys = taught(), np.arange(1000) % 40
+    policy.observe_finished(finished(keys, 50 + keys * 3))
+    times = []
+    for i in range(100):
+        asked_now = asked(keys[i : i + 256], keys[i : i + 256] * 7 % 1200, first=i)
+        ended = finished(keys[i : i + 1], [500])
+        start_s = time.perf_counter()
+        policy.observe_finished(ended)
+        policy.budgets(asked_now)
+        times.append(time.perf_counter() - start_s)
+    assert np.mean(sorted(times)[:80]) < 4 * 150e-6  # the bar is 150 us; machines that run tests are busy
+
+
 def test_budgets_of_256_requests_take_less_than_150_us():
     """The best of many, so that a busy machine does not count; about 60 us where it is idle."""
     policy, keys = taught(), np.arange(256)
