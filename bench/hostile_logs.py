@@ -44,9 +44,7 @@ def replaced_policy_log() -> list[das.Rollout]:
     """Real rollouts of 16 prompts, then those of a policy that has nothing in common with the one before."""
     rollouts = [record.rollout for record in read_log(EXAMPLE)]
     few = set(list(dict.fromkeys(one.key for one in rollouts))[:16])
-    first, last = (
-        [one for one in rollouts if one.key in few and one.training_step == step] for step in (400, 800)
-    )
+    first, last = ([one for one in rollouts if one.key in few and one.training_step == step] for step in (400, 800))
     return [*first, *new_token_ids(last)]
 
 
@@ -75,7 +73,9 @@ def synthetic_log(seed: int) -> list[das.Rollout]:
     num_prompts = -(-LEAST_REQUESTS // group_size)
     num_texts = int(random.integers(1, 9))
     kept = float(random.uniform())  # of each text, from one training step to the next
-    leaving = random.dirichlet([0.5] * 3) * 2.0 ** random.uniform(-8, 0)  # own token, elsewhere, loop: each token's share
+    leaving = random.dirichlet([0.5] * 3) * 2.0 ** random.uniform(
+        -8, 0
+    )  # own token, elsewhere, loop: each token's share
     mean_tokens, spread = float(random.choice([80, 160, 320])), float(random.uniform(0.0, 1.0))
     texts = random.integers(num_ids, size=(num_prompts, num_texts, 512))
     log = []
