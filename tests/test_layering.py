@@ -35,8 +35,8 @@ das.budget das.latency_presets
 das.lengths das.latency
 das.history das.confidence das.metrics
 das.prompt_record das.common_text das.reliability
-das.prompt_tree
-das._live_requests das.rollout das.verify
+das.prompt_tree das.verify
+das._live_requests das.rollout
 das._draft_tree das._drafts
 das._draft
 das._suffix_tree
