@@ -2,8 +2,8 @@
 
 A draft is chosen before anything is sampled, so there are two ways to verify it that leave the target's distribution as
 it is. Accept or resample: take draft token x with probability p(x), else sample from p without x. Sample, then match:
-sample a token at every position of the draft and follow the draft as far as it says the same. The second emits, from the
-same noise, the very tokens that decoding without drafts emits.
+sample a token at every position of the draft and follow the draft as far as it says the same. From the same noise, the
+second emits the very tokens that decoding without drafts emits.
 """
 
 from __future__ import annotations

@@ -6,11 +6,11 @@ import logging
 
 import numpy as np
 import pytest
+from das_sglang.drafting import Drafting
+from das_sglang.settings import Settings
 from sglang_requests import END, EngineRequest, decode
 
 import das
-from das_sglang.drafting import Drafting
-from das_sglang.settings import Settings
 
 PROMPTS = [[1, 2, 3], [1, 2, 3], [4, 4]]
 RANDOM = np.random.default_rng(0)
@@ -247,7 +247,7 @@ def test_configure_changes_the_running_engine_or_nothing():
         ({"policy": "best"}, "policy is 'best'"),
         ({"shape": "star"}, "shape is 'star'"),
     ):
-        with pytest.raises(ValueError, match="widths|max_bytes|policy|shape") as raised:
+        with pytest.raises(ValueError, match=r"widths|max_bytes|policy|shape") as raised:
             drafting.configure(**changes)
         assert message in str(raised.value)
     assert drafting.settings.widths == (7,)

@@ -4,15 +4,15 @@ import json
 
 import numpy as np
 import pytest
+from das_sglang import engine_request
+from das_sglang.settings import VARIABLE, Settings
+from das_sglang.training_step import TrainingStep
+from das_sglang.verify_arrays import verify_arrays
 from hypothesis import given
 from hypothesis import strategies as st
 from sglang_requests import EngineRequest
 
 import das
-from das_sglang import engine_request
-from das_sglang.settings import VARIABLE, Settings
-from das_sglang.training_step import TrainingStep
-from das_sglang.verify_arrays import verify_arrays
 
 
 def read(value):
@@ -136,9 +136,7 @@ def drafts_of(*, shape, lengths):
         drafter.extend(f"{number}", [1])
     limits = {f"{number}": length for number, length in enumerate(lengths)}
     return list(
-        das.plan_step(
-            drafter, list(limits), policy=das.FixedBudget(16), max_draft_tokens=limits, shape=shape
-        ).values()
+        das.plan_step(drafter, list(limits), policy=das.FixedBudget(16), max_draft_tokens=limits, shape=shape).values()
     )
 
 

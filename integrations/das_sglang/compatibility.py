@@ -65,7 +65,9 @@ SEAMS = (
         "following drafts",
     ),
     Seam("srt.layers.sampler", "Sampler.forward", ("logits_output", "sampling_info", "return_logprob"), "sampling"),
-    Seam("srt.layers.sampler", "apply_custom_logit_processor", ("logits", "sampling_batch_info", "num_tokens_in_batch")),
+    Seam(
+        "srt.layers.sampler", "apply_custom_logit_processor", ("logits", "sampling_batch_info", "num_tokens_in_batch")
+    ),
     Seam("srt.sampling.penaltylib.repetition_penalty", "apply_scaling_penalties", why="penalties"),
     Seam("srt.sampling.sampling_batch_info", "SamplingBatchInfo", why="sampling"),
     Seam("srt.runtime_context", "get_parallel", why="ranks"),

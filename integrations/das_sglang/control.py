@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import das
+from das.rollout import check_int
 from das_sglang.drafting import Drafting
 from das_sglang.engine_request import named_prompt_key
 
@@ -45,8 +46,12 @@ def das_push(scheduler: Any, rollouts: str = "", path: str = "") -> None:
 
 
 def das_new_training_step(scheduler: Any, training_step: int) -> None:
-    """Say which training step the engine's weights belong to; a lower one than it is at changes nothing."""
-    das.Rollout(prompt_token_ids=[0], response_token_ids=[0], training_step=training_step)  # checks it
+    """Say which training step the engine's weights belong to; a lower one than it is at changes nothing.
+
+    Raises:
+        TypeError, ValueError: no int, or a negative one.
+    """
+    check_int(training_step, "training_step", below=1 << 62)
     _drafting(scheduler).training_step.raise_to(training_step)
 
 

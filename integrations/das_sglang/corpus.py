@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 import das
 from das_sglang.drafting import Drafting
 from das_sglang.engine_request import named_prompt_key
@@ -38,7 +40,7 @@ class PushedText:
         key = named_prompt_key(corpus_id)
         rollouts = [
             das.Rollout(prompt_token_ids=chunk[:1], response_token_ids=chunk[1:], prompt_key=key, ordinal=number)
-            for number, chunk in enumerate(token_chunks)
+            for number, chunk in enumerate(np.array(chunk, np.int32) for chunk in token_chunks)
             if len(chunk) > 1
         ]
         if not rollouts:

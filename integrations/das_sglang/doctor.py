@@ -34,7 +34,9 @@ def checks() -> list[Check]:
     """
     version = compatibility.installed_version()
     if version is None:
-        return [Check("SGLang", False, "not installed", "pip install 'das-drafter[sglang]', or install SGLang yourself")]
+        return [
+            Check("SGLang", False, "not installed", "pip install 'das-drafter[sglang]', or install SGLang yourself")
+        ]
     return [_version(version), _seams(version), _entry_point(), _selection(), _settings()]
 
 
@@ -58,7 +60,9 @@ def _entry_point() -> Check:
     name = "SGLang: plugin"
     if "das" in {point.name for point in entry_points(group="sglang.srt.plugins")}:
         return Check(name, True, "found by its entry point; select it with --speculative-algorithm DAS")
-    return Check(name, False, "no entry point", "install das-drafter with pip; a source folder on the path is not enough")
+    return Check(
+        name, False, "no entry point", "install das-drafter with pip; a source folder on the path is not enough"
+    )
 
 
 def _selection() -> Check:

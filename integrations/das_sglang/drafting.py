@@ -115,7 +115,9 @@ class Drafting:
         """
         others = sorted(changes.keys() - set(_CHANGEABLE))
         if others:
-            raise ValueError(f"{', '.join(others)} cannot be changed while the engine runs; {', '.join(_CHANGEABLE)} can")
+            raise ValueError(
+                f"{', '.join(others)} cannot be changed while the engine runs; {', '.join(_CHANGEABLE)} can"
+            )
         settings = replace(self.settings, **changes)
         if settings.widths[-1] > self._widest:
             raise ValueError(f"widths is {settings.widths}; the engine was started for at most {self._widest}")

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 import das
 from das_sglang import engine_request
 
@@ -155,8 +157,8 @@ class LiveRequests:
         if response:
             self._drafter.history.add(
                 das.Rollout(
-                    prompt_token_ids=engine_request.prompt_token_ids(request),
-                    response_token_ids=response,
+                    prompt_token_ids=np.array(engine_request.prompt_token_ids(request), np.int32),
+                    response_token_ids=np.array(response, np.int32),
                     training_step=training_step,
                     request_id=request.rid,
                     prompt_key=engine_request.prompt_key(request),

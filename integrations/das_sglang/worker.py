@@ -45,7 +45,7 @@ _BUFFERS = (
 _STATIC_WIDTH = ("num_draft_tokens", "speculative_num_draft_tokens")
 
 
-class DasWorker(ngram_worker.NGRAMWorker):
+class DasWorker(ngram_worker.NGRAMWorker):  # type: ignore[misc]  # SGLang is not installed where this is checked
     """Drafts with das; passes, memory, log-probabilities and grammars are SGLang's.
 
     A decode step: what requests emitted goes to the drafter (`_plan`), which says what to verify and how wide; the pass
@@ -62,7 +62,7 @@ class DasWorker(ngram_worker.NGRAMWorker):
         self._warned: set[str] = set()
         with _own_corpus(self.drafting):
             super().__init__(server_args, gpu_id, nccl_port, target_worker)
-        self._num_nodes_at_most = self.draft_token_num
+        self._num_nodes_at_most: int = get_spec().speculative_num_draft_tokens
         # SGLang's worker looks the function up in its own module at every step.
         ngram_worker.eagle_sample = partial(sample_then_match, sampler=self.model_runner.sampler)
         control.install()
@@ -155,7 +155,8 @@ class DasWorker(ngram_worker.NGRAMWorker):
     def _use_num_nodes(self, num_nodes: int) -> None:
         if num_nodes == self.draft_token_num:
             return
-        self.draft_token_num = self.speculative_num_draft_tokens = num_nodes
+        self.draft_token_num: int = num_nodes
+        self.speculative_num_draft_tokens = num_nodes
         if num_nodes in self._buffers:
             self.__dict__.update(self._buffers[num_nodes])
         else:
@@ -174,12 +175,12 @@ class DasWorker(ngram_worker.NGRAMWorker):
 
     def clear_cache_pool(self) -> None:
         """The cache was flushed: rollouts are no cache, and stay."""
-        self._prev_decode_rids = set()
+        self._prev_decode_rids: set[str] = set()
 
     def weight_update_runners(self) -> list[tuple[str, Any]]:
-        """Weights are being updated; there is none of ours among them."""
+        """Weights are being updated; none of them is das'."""
         self.drafting.training_step.note_update()
-        return super().weight_update_runners()
+        return []
 
     def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
         """A request has ended."""
