@@ -73,7 +73,20 @@ def train(path: Path, *, num_steps=150, seed=0) -> Path:
         optimizer.step()
         optimizer.zero_grad()
     model.save_pretrained(path)
+    save_tokenizer(path)
     return path
+
+
+def save_tokenizer(path: Path) -> None:
+    """Write a tokenizer of single characters beside the model."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    names = [*CHARACTERS, "<pad>", "<end>"]
+    tokenizer = Tokenizer(models.WordLevel({name: place for place, name in enumerate(names)}, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", pad_token="<pad>").save_pretrained(path)
 
 
 def next_token_probabilities(path: Path):
@@ -101,4 +114,5 @@ def update(path: Path, updated: Path, *, size=0.02, seed=1) -> Path:
         for parameter in model.parameters():
             parameter += size * parameter.std() * torch.randn_like(parameter)
     model.save_pretrained(updated)
+    save_tokenizer(updated)
     return updated

@@ -8,7 +8,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from sglang_engines import call, engine, generate, num_passes, statistics, tokens_of
+from sglang_engines import OPTIONS, call, engine, generate, num_passes, statistics, tokens_of
 
 from bench import tiny_llama
 
@@ -23,11 +23,13 @@ CASES = {
     "to the end token": GREEDY,
     "a stop token": GREEDY | {"stop_token_ids": tiny_llama.encode(",")},
     "short": [GREEDY | {"max_new_tokens": length} for length in (1, 2, 3, 5, 8, 13)],
-    "to the end of the context": {"temperature": 0, "max_new_tokens": 1000, "ignore_eos": True},
+    "to the end of the context": [
+        {"temperature": 0, "max_new_tokens": OPTIONS["context_length"] - len(prompt), "ignore_eos": True}
+        for prompt in PROMPTS
+    ],
     "frequency penalty": GREEDY | {"frequency_penalty": 0.4},
     "presence penalty of some": [GREEDY, GREEDY | {"presence_penalty": 1.5}] * 3,
     "repetition penalty": GREEDY | {"repetition_penalty": 1.3},
-    "least length": GREEDY | {"min_new_tokens": 40},
     "bias": GREEDY | {"logit_bias": {"3": 4.0}},
 }
 LOGPROBS = {"return_logprob": True, "top_logprobs_num": 3}
@@ -277,7 +279,7 @@ def test_bad_requests_to_das_are_refused_and_change_nothing(fresh):
 def test_requests_that_do_not_fit_are_retracted_and_end_as_they_would_have(fresh, undrafted):
     expected = tokens_of(undrafted["to the end of the context"])
     for _ in range(2):
-        answers = generate(fresh, PROMPTS * 2, CASES["to the end of the context"])
+        answers = generate(fresh, PROMPTS * 2, CASES["to the end of the context"] * 2)
         assert tokens_of(answers) == expected * 2
     assert sum(answer["meta_info"]["num_retractions"] for answer in answers) > 0
 
@@ -285,7 +287,7 @@ def test_requests_that_do_not_fit_are_retracted_and_end_as_they_would_have(fresh
 def test_aborted_requests_leave_no_trace(fresh, undrafted):
     generate(fresh, PROMPTS[:2], GREEDY)
     before = statistics(fresh)["history"]["num_rollouts"]
-    long = {"temperature": 0, "max_new_tokens": 1000, "ignore_eos": True}
+    long = {"temperature": 0, "max_new_tokens": 140, "ignore_eos": True}
     rids = [f"abort-{number}" for number in range(4)]
 
     async def run():

@@ -1,7 +1,7 @@
 """Exact verification at any temperature: sample every position of the draft, then follow the draft while it matches.
 
-`das.verify.match_samples` is the same in plain Python. SGLang's own verification is exact at temperature 0 only: on
-CPUs it takes the likeliest token whatever the temperature, on CUDA it ignores min_p, and adds the probability of a token
+`das.verify.match_samples` is the same in plain Python. SGLang's own is exact at temperature 0 only: on CPUs
+it takes the likeliest token whatever the temperature; on CUDA it ignores min_p, and adds the probability of a token
 once for each of a node's children that hold it.
 """
 
