@@ -109,7 +109,7 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
     try:
         for epoch, model in enumerate(job["models"]):
             if epoch:
-                engine.update_weights_from_disk(model, weight_version=str(epoch))
+                engine.update_weights_from_disk(model)
             started_s = time.perf_counter()
             answers = engine.generate(input_ids=prompts, sampling_params=sampling)
             wall_s = time.perf_counter() - started_s

@@ -58,3 +58,12 @@ def statistics(engine):
 def call(engine, method, **parameters):
     """Call one of das' methods in the scheduler."""
     engine.collective_rpc(method, **parameters)
+
+
+def update_weights(engine, model, *, version=None):
+    """Load the weights of another folder, as a trainer's update does, under a version or none."""
+    from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput
+
+    request = UpdateWeightFromDiskReqInput(model_path=str(model), weight_version=version)
+    done = engine.loop.run_until_complete(engine.tokenizer_manager.update_weights_from_disk(request, None))
+    assert done[0], done

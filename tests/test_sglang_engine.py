@@ -8,7 +8,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from sglang_engines import OPTIONS, call, engine, generate, num_passes, statistics, tokens_of
+from sglang_engines import OPTIONS, call, engine, generate, num_passes, statistics, tokens_of, update_weights
 
 from bench import tiny_llama
 
@@ -207,17 +207,22 @@ def test_history_outlives_flushes_updates_and_released_memory(fresh, model, othe
     fresh.flush_cache()
     assert sum(num_passes(generate(fresh, PROMPTS, GREEDY))) <= warm
     before = statistics(fresh)["history"]
-    fresh.update_weights_from_disk(str(other_model))
-    fresh.update_weights_from_disk(str(model), weight_version="5")
+    try:
+        update_weights(fresh, other_model)
+        generate(fresh, PROMPTS[:1], GREEDY)
+    finally:
+        update_weights(fresh, model, version="5")
     answers = generate(fresh, PROMPTS, GREEDY, **LOGPROBS)
     assert_same_answers(answers, undrafted["to the end token"])
     assert sum(num_passes(answers)) <= 1.2 * warm
+    fresh.release_memory_occupation(tags=["kv_cache"])
+    fresh.resume_memory_occupation(tags=["kv_cache"])
     fresh.begin_weight_update()
     fresh.update_weights_from_tensor(list(tensors_of(model).items()))
     fresh.end_weight_update()
     assert sum(num_passes(generate(fresh, PROMPTS, GREEDY))) <= 1.2 * warm
     after = statistics(fresh)["history"]
-    assert after["num_rollouts"] == before["num_rollouts"] + 2 * len(PROMPTS)
+    assert after["num_rollouts"] == before["num_rollouts"] + 2 * len(PROMPTS) + 1
     assert after["num_expired"] == 0
 
 
@@ -229,7 +234,7 @@ def tensors_of(model):
 
 def test_a_weight_version_is_a_training_step_and_old_epochs_leave(fresh, model):
     for version in range(100, 106):
-        fresh.update_weights_from_disk(str(model), weight_version=str(version))
+        update_weights(fresh, model, version=str(version))
         generate(fresh, PROMPTS[:1], GREEDY)
     history = statistics(fresh)["history"]
     assert history["num_rollouts"] == 4  # window_epochs
