@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import json
-import time
 from collections import Counter
 
 import numpy as np
@@ -332,15 +331,12 @@ def test_a_fault_costs_drafts_and_nothing_else(das_engine, undrafted, kind):
 
 
 def test_many_requests_leave_no_state_behind(fresh):
-    """A thousand requests, under names that come back."""
+    """Hundreds of requests, under names that come back."""
     call(fresh, "das_configure", policy="throughput")
-    start = time.monotonic()
-    for number in range(21):
+    for number in range(8):
         sampling = {"temperature": 1.0, "max_new_tokens": 6}
         rids = [f"many-{number % 2}-{row}" for row in range(48)]
         generate(fresh, PROMPTS * 8, sampling, rid=rids)
-        if time.monotonic() - start > 90:
-            pytest.skip(f"a slow machine: {48 * number} requests in 90 s")
     counters = statistics(fresh)
     assert counters["num_live_requests"] == 0
     assert counters["history"]["num_prompts"] == len(PROMPTS)

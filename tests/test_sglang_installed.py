@@ -1,6 +1,6 @@
 """das beside the installed SGLang, without an engine: it fits, it is inert, it verifies as the reference does."""
 
-import os
+import json
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -8,19 +8,19 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from das_sglang import compatibility, doctor
-from das_sglang.settings import VARIABLE
 from das_sglang.verify_arrays import verify_arrays
 
+from bench import tiny_llama
 from das.verify import match_samples
 
 pytestmark = pytest.mark.sglang
 
 
-def run(code, **environment):
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, env=os.environ | environment
-    )
-    return done.stdout.splitlines()[-1] if done.returncode == 0 else done.stderr
+def run(code, *arguments):
+    """The last line that a process of its own prints."""
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout.splitlines()[-1]
 
 
 def test_the_installed_version_fits_and_doctor_says_so():
@@ -45,61 +45,77 @@ print(names, ours, "sglang.srt.speculative.ngram_worker" in sys.modules)
 
 
 RESOLVE = """
-from sglang.srt.server_args import ServerArgs
-LOAD
-arguments = ServerArgs(model_path="MODEL", device="cpu", speculative_algorithm="NAME", **EXTRA)
-arguments.resolve_once()
+import json, os, sys
 from sglang.srt.arg_groups.overrides import resolving_view
-view = resolving_view(arguments)
-print(view.speculative_num_draft_tokens, view.max_running_requests, view.speculative_eagle_topk,
-      view.disable_overlap_schedule)
+from sglang.srt.server_args import ServerArgs
+
+def outcome(model, name, settings, extra):
+    os.environ["DAS_SGLANG"] = settings
+    extra = {"device": "cpu", "skip_tokenizer_init": True} | extra
+    arguments = ServerArgs(model_path=model, speculative_algorithm=name, **extra)
+    try:
+        arguments.resolve_once()
+    except ValueError as error:
+        return str(error)
+    view = resolving_view(arguments)
+    return [view.speculative_num_draft_tokens, view.max_running_requests, view.speculative_eagle_topk]
+
+MOVED
+if LOADS:
+    from sglang.srt.plugins import load_plugins
+    load_plugins()
+print(json.dumps([outcome(*case) for case in json.loads(sys.argv[1])]))
 """
-LOAD = "from sglang.srt.plugins import load_plugins; load_plugins()"
+TREE = '{"shape": "tree", "widths": [0, 5]}'
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    from bench import tiny_llama
-
     return tiny_llama.train(tmp_path_factory.mktemp("untrained"), num_steps=0)
 
 
-def resolved(model, *, name="DAS", load=LOAD, settings="", **extra):
-    code = RESOLVE.replace("MODEL", str(model)).replace("NAME", name).replace("LOAD", load)
-    return run(code.replace("EXTRA", repr({"skip_tokenizer_init": True} | extra)), **{VARIABLE: settings})
+def resolved(model, *cases, loads=True, moved=""):
+    """What SGLang makes of the arguments of each case: (algorithm, DAS_SGLANG, further arguments)."""
+    code = RESOLVE.replace("MOVED", moved).replace("LOADS", str(loads))
+    return json.loads(run(code, json.dumps([[str(model), *case] for case in cases])))
 
 
 def test_the_arguments_that_speculation_needs_are_filled_in_and_no_limit_of_requests(model):
-    assert resolved(model) == "16 None 1 False"
-    assert resolved(model, settings='{"shape": "tree", "widths": [0, 5]}') == "6 None 4 False"
-    assert resolved(model, speculative_num_draft_tokens=8, max_running_requests=300) == "8 300 1 False"
+    assert resolved(
+        model,
+        ("DAS", "", {}),
+        ("das", TREE, {}),
+        ("DAS", "", {"speculative_num_draft_tokens": 8, "max_running_requests": 300}),
+    ) == [[16, None, 1], [6, None, 4], [8, 300, 1]]
 
 
-@pytest.mark.parametrize(
-    ("settings", "extra", "message"),
-    [
-        ("", {"pp_size": 2}, "does not work with --pp-size above 1"),
-        ("", {"enable_watermark": True}, "--enable-watermark"),
-        ('{"shape": "tree"}', {"page_size": 16}, "--page-size above 1 with shape 'tree'"),
-        ('{"noise_seed": 1}', {"sampling_backend": "flashinfer"}, "noise_seed with a --sampling-backend"),
-        ("", {"speculative_num_draft_tokens": 1}, "speculative_num_draft_tokens is 1; it must be at least 2"),
-        ('{"policy": "best"}', {}, "DAS_SGLANG: policy is 'best'"),
-    ],
-)
-def test_what_does_not_work_is_refused_with_the_reason(model, settings, extra, message):
-    assert message in resolved(model, settings=settings, **extra)
+REFUSED = [
+    ("", {"pp_size": 2}, "does not work with --pp-size above 1"),
+    ("", {"enable_watermark": True}, "--enable-watermark"),
+    (TREE, {"page_size": 16}, "--page-size above 1 with shape 'tree'"),
+    ('{"noise_seed": 1}', {"sampling_backend": "flashinfer"}, "noise_seed with a --sampling-backend"),
+    ("", {"speculative_num_draft_tokens": 1}, "speculative_num_draft_tokens is 1; it must be at least 2"),
+]
+
+
+def test_what_does_not_work_is_refused_with_the_reason(model):
+    outcomes = resolved(model, *(("DAS", settings, extra) for settings, extra, _ in REFUSED))
+    for outcome, (_, extra, message) in zip(outcomes, REFUSED, strict=True):
+        assert message in outcome, extra
 
 
 def test_frameworks_that_skip_load_plugins_hear_of_an_unknown_algorithm_and_can_use_ngram(model):
-    assert "Unknown speculative algorithm name" in resolved(model, load="")
-    assert resolved(model, name="NGRAM", load="").startswith("12 ")
+    unknown, ngram = resolved(model, ("DAS", "", {}), ("NGRAM", "", {}), loads=False)
+    assert "Unknown speculative algorithm name" in unknown
+    assert ngram[0] == 12
 
 
-def test_an_sglang_that_does_not_fit_says_so_when_das_is_selected(model):
-    moved = "import das_sglang.compatibility as c\nc.SEAMS = (*c.SEAMS, c.Seam('srt.layers.sampler', 'Sampler.draw'))\n"
-    shown = resolved(model, load=moved + LOAD)
-    assert "--speculative-algorithm DAS: SGLang" in shown
-    assert "srt.layers.sampler.Sampler.draw" in shown
+def test_an_sglang_that_does_not_fit_says_so_when_das_is_selected_and_only_then(model):
+    moved = "import das_sglang.compatibility as c\nc.SEAMS = (*c.SEAMS, c.Seam('srt.layers.sampler', 'Sampler.draw'))"
+    refused, ngram = resolved(model, ("DAS", "", {}), ("NGRAM", "", {}), moved=moved)
+    assert "--speculative-algorithm DAS: SGLang" in refused
+    assert "srt.layers.sampler.Sampler.draw" in refused
+    assert ngram[0] == 12
 
 
 # ---------------------------------------------------------------- verification
