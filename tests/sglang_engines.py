@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from contextlib import contextmanager
 
 OPTIONS = {
@@ -64,6 +65,11 @@ def update_weights(engine, model, *, version=None):
     """Load the weights of another folder, as a trainer's update does, under a version or none."""
     from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput
 
-    request = UpdateWeightFromDiskReqInput(model_path=str(model), weight_version=version)
+    request = UpdateWeightFromDiskReqInput(model_path=str(model), weight_version=version, flush_cache=False)
     done = engine.loop.run_until_complete(engine.tokenizer_manager.update_weights_from_disk(request, None))
     assert done[0], done
+    for _ in range(100):  # refused until the last pass is processed
+        if engine.flush_cache().success:
+            return
+        time.sleep(0.05)
+    raise AssertionError("the cache could not be flushed")

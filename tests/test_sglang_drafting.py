@@ -6,6 +6,7 @@ import logging
 
 import numpy as np
 import pytest
+from das_sglang.corpus import PushedText
 from das_sglang.drafting import Drafting
 from das_sglang.settings import Settings
 from sglang_requests import END, EngineRequest, decode
@@ -178,6 +179,35 @@ def test_pushed_rollouts_are_drafted_from_and_raise_the_training_step():
     (draft,) = drafting.plan([EngineRequest("a", [1, 2])], [[3]], weight_version="default").drafts
     assert draft.draft_token_ids == [4, 5, 6]
     assert drafting.training_step.now("default") == 17
+
+
+def test_pushed_tokens_that_the_model_does_not_have_are_refused():
+    drafting = Drafting(settings(), vocabulary_size=10)
+    rollouts = [das.Rollout(prompt_token_ids=[1], response_token_ids=[token], training_step=3) for token in (9, 10)]
+    with pytest.raises(ValueError, match="rollout 1 holds token 10; the model's vocabulary has 10"):
+        drafting.add_rollouts(rollouts)
+    assert responses_in(drafting) == []
+    assert drafting.training_step.now("default") == 0
+
+
+def test_a_corpus_is_the_history_of_the_prompt_it_is_named_after():
+    drafting = Drafting(settings(), vocabulary_size=10)
+    corpus = PushedText(drafting)
+    assert corpus.load_external_corpus_named("sums", [[1, 2, 3], [4], [1, 5, 6, 7]]) == 8
+    assert responses_in(drafting) == []  # nothing sees it before the scheduler says so
+    corpus.commit_external_corpus_load("sums", 8)
+    assert responses_in(drafting) == [[2, 3], [5, 6, 7]]
+    request = EngineRequest("a", [8, 8], custom_params={"das_prompt_key": "sums"})
+    assert drafting.plan([request], [[5]], weight_version="v").drafts[0].draft_token_ids == [6, 7]
+    assert corpus.list_external_corpora() == {"sums": 8}
+    for call in (
+        lambda: corpus.load_external_corpus_named("sums", [[4], []]),
+        lambda: corpus.load_external_corpus_named("sums", [[4, 10]]),
+        lambda: PushedText(drafting, num_ranks=2).load_external_corpus_named("sums", [[1, 2]]),
+        lambda: corpus.remove_external_corpus("sums"),
+    ):
+        with pytest.raises(ValueError, match=r"two tokens|holds token 10|one rank|nothing to remove"):
+            call()
 
 
 def test_a_fault_is_told_once_and_ends_drafting_only(caplog, monkeypatch):

@@ -49,22 +49,23 @@ def other_model(model, tmp_path_factory):
     return tiny_llama.update(model, tmp_path_factory.mktemp("updated"))
 
 
+@pytest.fixture(scope="session", params=["overlap", "sync"])
+def scheduling(request):
+    """SGLang's two kinds of scheduling. With overlap, penalties lag by a token, with and without speculation."""
+    return {"disable_overlap_schedule": request.param == "sync"}
+
+
 @pytest.fixture(scope="session")
-def undrafted(model):
+def undrafted(model, scheduling):
     """What an engine without speculation answers in each case."""
-    with engine(model) as running:
+    with engine(model, **scheduling) as running:
         return {name: generate(running, PROMPTS, sampling, **LOGPROBS) for name, sampling in CASES.items()}
 
 
-@pytest.fixture(scope="module", params=["overlap", "sync"])
-def das_engine(request, model, undrafted):
-    """An engine that drafts with das, under each of SGLang's two kinds of scheduling."""
-    with engine(
-        model,
-        settings={"widths": [0, 1, 3, WIDEST]},
-        speculative_algorithm="DAS",
-        disable_overlap_schedule=request.param == "sync",
-    ) as running:
+@pytest.fixture(scope="session")
+def das_engine(model, scheduling, undrafted):
+    """An engine that drafts with das."""
+    with engine(model, settings={"widths": [0, 1, 3, WIDEST]}, speculative_algorithm="DAS", **scheduling) as running:
         yield running
 
 
@@ -124,7 +125,8 @@ def test_widths_vary_from_step_to_step(fresh):
         generate(fresh, PROMPTS, GREEDY)
     after = statistics(fresh)["num_passes_by_width"]
     used = {width for width, count in after.items() if count > before.get(width, 0)}
-    assert used >= {"0", "7"}
+    assert used >= {"7"}
+    assert len(used) >= 2
 
 
 # ---------------------------------------------------------------- sampling
@@ -265,6 +267,7 @@ def test_bad_requests_to_das_are_refused_and_change_nothing(fresh):
     before = statistics(fresh)
     for method, parameters in (
         ("das_push", {"rollouts": '[{"prompt_token_ids": [1]}]'}),
+        ("das_push", {"rollouts": '[{"prompt_token_ids": [1], "response_token_ids": [26]}]'}),
         ("das_push", {}),
         ("das_push", {"rollouts": "{}"}),
         ("das_configure", {"policy": "best"}),

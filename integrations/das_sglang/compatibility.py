@@ -70,6 +70,7 @@ SEAMS = (
     ),
     Seam("srt.sampling.penaltylib.repetition_penalty", "apply_scaling_penalties", why="penalties"),
     Seam("srt.sampling.sampling_batch_info", "SamplingBatchInfo", why="sampling"),
+    Seam("srt.runtime_context", "get_exec", why="sampling backend"),
     Seam("srt.runtime_context", "get_parallel", why="ranks"),
     Seam("srt.runtime_context", "get_serving", why="weight version"),
     Seam("srt.runtime_context", "get_spec", why="width"),

@@ -33,7 +33,7 @@ class PushedText:
         """Read documents, in a thread of SGLang's, and return the number of their tokens; nothing sees them yet.
 
         Raises:
-            ValueError: several ranks, or no document of at least two tokens.
+            ValueError: several ranks, no document of at least two tokens, or a token beyond the vocabulary.
         """
         if self._num_ranks > 1:
             raise ValueError("corpora go with one rank; with tensor parallelism, push by collective_rpc('das_push')")
@@ -45,6 +45,7 @@ class PushedText:
         ]
         if not rollouts:
             raise ValueError(f"corpus {corpus_id!r} has no document of at least two tokens")
+        self._drafting.check_rollouts(rollouts)
         self._loaded[corpus_id] = rollouts
         return sum(len(chunk) for chunk in token_chunks)
 

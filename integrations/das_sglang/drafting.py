@@ -39,6 +39,7 @@ class Drafting:
     Args:
         settings: see there.
         num_ranks: of the tensor-parallel group, which must all draft the same.
+        vocabulary_size: of the model, which fails on other tokens.
 
     Attributes:
         history: of all rollouts seen.
@@ -46,8 +47,9 @@ class Drafting:
         fault: why nothing is drafted any more; None: it is.
     """
 
-    def __init__(self, settings: Settings, *, num_ranks: int = 1) -> None:
+    def __init__(self, settings: Settings, *, num_ranks: int = 1, vocabulary_size: int = 1 << 31) -> None:
         self.settings = settings
+        self.vocabulary_size = vocabulary_size
         self.history = settings.make_history()
         self.training_step = TrainingStep()
         self.fault: str | None = None
@@ -87,17 +89,28 @@ class Drafting:
         """SGLang has ended a request. Never raises."""
         self._guarded(lambda: self._live.finish(rid), None, "ending a request")
 
-    def add_rollouts(self, rollouts: Iterable[das.Rollout]) -> int:
-        """Take in rollouts that a trainer pushes; return how many were new. Raises what `das.RolloutHistory.add` does.
+    def add_rollouts(self, rollouts: Sequence[das.Rollout]) -> int:
+        """Take in rollouts that a trainer pushes; return how many were new.
 
         A later training step than the engine's raises that: what is generated from now on is at least as new.
+
+        Raises:
+            ValueError: as `check_rollouts`. Nothing changes then.
         """
-        num_new = 0
+        self.check_rollouts(rollouts)
         for rollout in rollouts:
-            num_new += self.history.add(rollout)
             if rollout.training_step is not None:
                 self.training_step.raise_to(rollout.training_step)
-        return num_new
+        return self.history.add_many(rollouts)
+
+    def check_rollouts(self, rollouts: Iterable[das.Rollout]) -> None:
+        """Raise ValueError for a rollout with a token that is not in the model's vocabulary: drafted, it would fail."""
+        for number, rollout in enumerate(rollouts):
+            greatest = max(int(rollout.prompt_token_ids.max()), int(rollout.response_token_ids.max()))
+            if greatest >= self.vocabulary_size:
+                raise ValueError(
+                    f"rollout {number} holds token {greatest}; the model's vocabulary has {self.vocabulary_size}"
+                )
 
     def forget(self) -> None:
         """Begin with an empty history, and with drafting on; running requests are known again at their next step."""

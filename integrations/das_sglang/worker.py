@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from sglang.srt.managers.schedule_batch import ScheduleBatch
 from sglang.srt.managers.scheduler import GenerationBatchResult
-from sglang.srt.runtime_context import get_parallel, get_serving, get_spec
+from sglang.srt.runtime_context import get_exec, get_parallel, get_serving, get_spec
 from sglang.srt.speculative import ngram_worker
 from sglang.srt.speculative.ngram_info import NgramVerifyInput
 
@@ -56,7 +56,11 @@ class DasWorker(ngram_worker.NGRAMWorker):  # type: ignore[misc]  # SGLang is no
     def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
         settings = Settings.from_environment(os.environ)
         settings = replace(settings, widths=settings.widths_within(get_spec().speculative_num_draft_tokens))
-        self.drafting = Drafting(settings, num_ranks=get_parallel().tp_size)
+        self.drafting = Drafting(
+            settings,
+            num_ranks=get_parallel().tp_size,
+            vocabulary_size=target_worker.model_runner.model_config.vocab_size,
+        )
         self._planned: tuple[Any, Any] | None = None
         self._buffers: dict[int, dict[str, Any]] = {}
         self._warned: set[str] = set()
@@ -119,8 +123,10 @@ class DasWorker(ngram_worker.NGRAMWorker):  # type: ignore[misc]  # SGLang is no
         sampling, noise_seed = batch.sampling_info, self.drafting.settings.noise_seed
         if noise_seed is None or sampling is None or sampling.is_all_greedy or sampling.sampling_seed is not None:
             return
-        if sampling.need_min_p_sampling:
-            self._warn_once("noise_seed has no effect on batches with min_p, for which SGLang samples without seeds")
+        if sampling.need_min_p_sampling or get_exec().kernel.sampling_backend != "pytorch":
+            self._warn_once(
+                "noise_seed needs --sampling-backend pytorch and requests without min_p; samples are unkeyed"
+            )
             return
         seeds = [request_seed(noise_seed, request.rid) for request in batch.reqs]
         sampling.sampling_seed = torch.tensor(seeds, dtype=torch.int64, device=self.device)
