@@ -233,6 +233,20 @@ def test_a_fault_is_told_once_and_ends_drafting_only(caplog, monkeypatch):
     assert drafting.statistics()["state"] == "drafting"
 
 
+def test_a_history_at_its_limit_drops_old_prompts_and_goes_on():
+    limit = 20_000
+    drafting = Drafting(settings(max_bytes=limit))
+    for number in range(12):
+        requests = [EngineRequest(f"{number}-{row}", [number, row]) for row in range(3)]
+        decode(drafting, requests, RESPONSES, overlap=True)
+        assert drafting.history.memory_bytes() <= limit
+    statistics = drafting.statistics()
+    assert statistics["state"] == "drafting"
+    assert statistics["history"]["num_evicted_rollouts"] > 0
+    again = [EngineRequest(f"again-{row}", [11, row]) for row in range(3)]
+    assert decode(drafting, again, RESPONSES, overlap=True) < 12
+
+
 def test_two_ranks_draft_the_same_whatever_their_clocks_say(monkeypatch):
     ranks = [Drafting(Settings(), num_ranks=2) for _ in range(2)]
     plans = [[], []]

@@ -21,12 +21,14 @@ PROMPTS = tiny_llama.prompts(6)
 GREEDY = {"temperature": 0, "max_new_tokens": 48}
 START = """
 import json, sys
-import sglang.srt.plugins as plugins
-plugins._plugins_loaded = True  # a process that never loads plugins; those it starts do
-from sglang.srt.entrypoints.http_server import launch_server
-from sglang.srt.server_args import ServerArgs
 
-if __name__ == "__main__":
+if __name__ == "__main__":  # not in the processes that this one starts, which import it as well
+    import sglang.srt.plugins as plugins
+
+    plugins._plugins_loaded = True  # a process that never loads plugins; those it starts do
+    from sglang.srt.entrypoints.http_server import launch_server
+    from sglang.srt.server_args import ServerArgs
+
     launch_server(ServerArgs(**json.loads(sys.argv[1])))
 """
 

@@ -124,9 +124,7 @@ class DasWorker(ngram_worker.NGRAMWorker):  # type: ignore[misc]  # SGLang is no
         if noise_seed is None or sampling is None or sampling.is_all_greedy or sampling.sampling_seed is not None:
             return
         if sampling.need_min_p_sampling or get_exec().kernel.sampling_backend != "pytorch":
-            self._warn_once(
-                "noise_seed needs --sampling-backend pytorch and requests without min_p; samples are unkeyed"
-            )
+            self._warn_once("noise_seed needs --sampling-backend pytorch and no min_p; these samples are unkeyed")
             return
         seeds = [request_seed(noise_seed, request.rid) for request in batch.reqs]
         sampling.sampling_seed = torch.tensor(seeds, dtype=torch.int64, device=self.device)
