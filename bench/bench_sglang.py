@@ -109,7 +109,7 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
     try:
         for epoch, model in enumerate(job["models"]):
             if epoch:
-                engine.update_weights_from_disk(model)
+                update(engine, model)
             started_s = time.perf_counter()
             answers = engine.generate(input_ids=prompts, sampling_params=sampling)
             wall_s = time.perf_counter() - started_s
@@ -122,6 +122,16 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
     if state is not None:
         row["replayed_passes"] = predicted(prompts, rollouts, state["settings"])
     return row
+
+
+def update(engine: Any, model: str) -> None:
+    """Load other weights as trainers do, with the cache flushed: SGLang refuses that until its last pass is processed."""
+    engine.update_weights_from_disk(model)
+    deadline_s = time.monotonic() + 60
+    while not engine.flush_cache().success:
+        if time.monotonic() > deadline_s:
+            raise TimeoutError("the cache could not be flushed within 60 s")
+        time.sleep(0.05)
 
 
 def _epoch(answers: list[dict[str, Any]]) -> dict[str, int]:
