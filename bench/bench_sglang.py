@@ -125,7 +125,7 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def update(engine: Any, model: str) -> None:
-    """Load other weights as trainers do, with the cache flushed: SGLang refuses that until its last pass is processed."""
+    """Load other weights as trainers do, and flush the cache, which SGLang refuses until its last pass is processed."""
     engine.update_weights_from_disk(model)
     deadline_s = time.monotonic() + 60
     while not engine.flush_cache().success:
