@@ -23,7 +23,7 @@ from typing import Any
 import das
 from bench import tiny_llama
 from bench.harness import print_table
-from das.analysis import replay
+from das.analysis.replay import replay
 
 NUM_NODES = 8  # that a pass verifies of each request, at most: all sides alike
 LATENCY_MS = (8.0, 0.04)  # fixed, so that the replay weighs as the engine does
@@ -55,10 +55,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         job = _job(arguments, Path(folder))
         rows = [_in_a_process(job | {"side": side}) for side in arguments.sides]
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    with arguments.out.open("a") as out:
-        out.writelines(json.dumps(row) + "\n" for row in rows)
-    report(rows)
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        with arguments.out.open("a") as out:
+            out.writelines(json.dumps({"job": job, **row}) + "\n" for row in rows)
+        prompts = [prompt for prompt in job["prompts"] for _ in range(job["samples"])]
+        for row in rows:
+            if row["das"] is not None:
+                row["replayed_passes"] = predicted(prompts, row["rollouts"], row["das"]["settings"])
+        report(rows)
 
 
 def _job(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -118,10 +122,7 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
         state = engine.get_server_info()["internal_states"][0].get("das")
     finally:
         engine.shutdown()
-    row = {"epochs": epochs, "rollouts": rollouts, "das": state}
-    if state is not None:
-        row["replayed_passes"] = predicted(prompts, rollouts, state["settings"])
-    return row
+    return {"epochs": epochs, "rollouts": rollouts, "das": state}
 
 
 def update(engine: Any, model: str) -> None:
