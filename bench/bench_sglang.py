@@ -16,14 +16,18 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 import das
 from bench import tiny_llama
 from bench.harness import print_table
 from das.analysis.replay import replay
+from das.drafter import Shape
 
 NUM_NODES = 8  # that a pass verifies of each request, at most: all sides alike
 LATENCY_MS = (8.0, 0.04)  # fixed, so that the replay weighs as the engine does
@@ -61,7 +65,12 @@ def main() -> None:
         prompts = [prompt for prompt in job["prompts"] for _ in range(job["samples"])]
         for row in rows:
             if row["das"] is not None:
-                row["replayed_passes"] = predicted(prompts, row["rollouts"], row["das"]["settings"])
+                told = row["das"]["settings"]
+                latency = das.LatencyModel(c_base_ms=LATENCY_MS[0], c_tok_ms=LATENCY_MS[1])
+                policy = das.ThroughputBudget(latency=latency, max_draft_tokens=told["widths"][-1])
+                row["replayed_passes"] = predicted(
+                    prompts, row["rollouts"], policy=policy, shape=told["shape"], widths=told["widths"]
+                )
         report(rows)
 
 
@@ -145,12 +154,22 @@ def _epoch(answers: list[dict[str, Any]]) -> dict[str, int]:
     }
 
 
-def predicted(prompts: list[list[int]], rollouts: list[list[list[int]]], settings: dict[str, Any]) -> list[int]:
-    """Passes of each epoch, by replay: the first token of a response comes from the prefill, so it is prompt here."""
+def predicted(
+    prompts: list[list[int]],
+    rollouts: list[list[list[int]]],
+    *,
+    policy: das.BudgetPolicy,
+    shape: Shape,
+    widths: Sequence[int],
+) -> list[int]:
+    """Passes of each epoch by replay, epochs being training steps.
+
+    The first token of a response comes from the prefill, so it belongs to the prompt here.
+    """
     log = [
         das.Rollout(
-            prompt_token_ids=[*prompt, response[0]],
-            response_token_ids=response[1:],
+            prompt_token_ids=np.array([*prompt, response[0]], np.int32),
+            response_token_ids=np.array(response[1:], np.int32),
             training_step=epoch,
             prompt_key=das.prompt_key(prompt),
             ordinal=number,
@@ -159,13 +178,7 @@ def predicted(prompts: list[list[int]], rollouts: list[list[list[int]]], setting
         for number, (prompt, response) in enumerate(zip(prompts, responses, strict=True))
         if len(response) > 1
     ]
-    result = replay(
-        log,
-        policy=das.ThroughputBudget(latency=das.LatencyModel(c_base_ms=LATENCY_MS[0], c_tok_ms=LATENCY_MS[1])),
-        group_size=len(prompts),
-        shape=settings["shape"],
-        widths=settings["widths"],
-    )
+    result = replay(log, policy=policy, group_size=len(prompts), shape=shape, widths=widths)
     return [sum(counters.num_decode_steps for counters in batch.requests) for batch in result.batches]
 
 

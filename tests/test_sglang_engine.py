@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from sglang_engines import OPTIONS, call, engine, generate, num_passes, statistics, tokens_of, update_weights
 
+import das
 from bench import tiny_llama
+from bench.bench_sglang import predicted
 
 pytestmark = pytest.mark.sglang
 
@@ -127,6 +129,21 @@ def test_widths_vary_from_step_to_step(fresh):
     used = {width for width, count in after.items() if count > before.get(width, 0)}
     assert used >= {"7"}
     assert len(used) >= 2
+
+
+@pytest.mark.parametrize("shape", ["chain", "tree"])
+def test_passes_are_those_that_a_replay_predicts(fresh, model, shape):
+    """Four epochs at temperature 1, a weight update before each."""
+    call(fresh, "das_configure", shape=shape, policy="price:0.15")
+    passes, rollouts = [], []
+    for _ in range(4):
+        update_weights(fresh, model)
+        answers = generate(fresh, PROMPTS * 2, {"temperature": 1.0, "max_new_tokens": 48})
+        passes.append(sum(num_passes(answers)))
+        rollouts.append(tokens_of(answers))
+    policy = das.PriceBudget(min_survival=0.15, max_draft_tokens=WIDEST)
+    replayed = predicted(PROMPTS * 2, rollouts, policy=policy, shape=shape, widths=(0, 1, 3, WIDEST))
+    assert sum(passes) == pytest.approx(sum(replayed), rel=0.05)
 
 
 # ---------------------------------------------------------------- sampling
