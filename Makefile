@@ -36,7 +36,7 @@ mutations: .venv/.das-dev
 # One thread, as threads that wait for each other on busy cores are ten times slower.
 sglang: $(SGLANG)/.das
 	SGLANG_USE_CPU_ENGINE=1 OMP_NUM_THREADS=1 PYTHONPATH=tests/sglang_stand_ins PATH="$(CURDIR)/$(SGLANG)/bin:$$PATH" \
-		$(SGLANG)/bin/python -m pytest -q -m sglang -W ignore tests/test_sglang_*.py $(ARGS)
+		$(SGLANG)/bin/python -m pytest -q -m 'sglang and not slow' -W ignore tests/test_sglang_*.py $(ARGS)
 
 bench: $(PEERS)/.das
 	PATH="$(CURDIR)/$(PEERS)/bin:$$PATH" sh bench/run.sh $(ARGS)
