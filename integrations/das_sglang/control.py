@@ -68,7 +68,7 @@ def das_configure(scheduler: Any, **changes: Any) -> None:
 
 
 def das_forget(scheduler: Any) -> None:
-    """Begin with an empty history, and with drafting on if a fault had switched it off."""
+    """Begin anew: an empty history, nothing learned, and drafting on if a fault had switched it off."""
     _drafting(scheduler).forget()
 
 

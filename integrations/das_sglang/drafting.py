@@ -50,18 +50,15 @@ class Drafting:
     def __init__(self, settings: Settings, *, num_ranks: int = 1, vocabulary_size: int = 1 << 31) -> None:
         self.settings = settings
         self.vocabulary_size = vocabulary_size
-        self.history = settings.make_history()
         self.training_step = TrainingStep()
-        self.fault: str | None = None
+        self._num_ranks = num_ranks
         self._widest = settings.widths[-1]
-        self._learns_latency = num_ranks == 1 and settings.latency_ms is None
-        self._policy = settings.make_policy(learns_latency=num_ranks == 1)
-        self._drafter = das.Drafter(self.history)
-        self._live = LiveRequests(self._drafter)
-        self._step_started_s: float | None = None
-        self._plan_s = 0.0
         self._num_steps_by_width: Counter[int] = Counter()
         self._counts: Counter[str] = Counter()
+        self.history: das.RolloutHistory
+        self.fault: str | None
+        self._step_started_s: float | None
+        self.forget()
 
     def plan(self, requests: Sequence[Any], unprocessed: Sequence[Sequence[int]], *, weight_version: str) -> Plan:
         """Return the drafts of the decode step that comes now.
@@ -113,11 +110,19 @@ class Drafting:
                 )
 
     def forget(self) -> None:
-        """Begin with an empty history, and with drafting on; running requests are known again at their next step."""
+        """Begin anew, with drafting on: nothing in the history, nothing learned, nothing counted.
+
+        Running requests are known again at their next step. Settings and the training step stay.
+        """
         self.history = self.settings.make_history()
-        self._drafter = das.Drafter(self.history, confidence=self._drafter.confidence)
-        self._live = LiveRequests(self._drafter)
         self.fault = None
+        self._policy = self.settings.make_policy(learns_latency=self._num_ranks == 1)
+        self._drafter = das.Drafter(self.history)
+        self._live = LiveRequests(self._drafter)
+        self._step_started_s = None
+        self._plan_s = 0.0
+        self._num_steps_by_width.clear()
+        self._counts.clear()
 
     def configure(self, **changes: Any) -> None:
         """Change policy, shape, widths or noise_seed of the running engine; what was learned of acceptance stays.
@@ -134,7 +139,7 @@ class Drafting:
         settings = replace(self.settings, **changes)
         if settings.widths[-1] > self._widest:
             raise ValueError(f"widths is {settings.widths}; the engine was started for at most {self._widest}")
-        policy = settings.make_policy(learns_latency=self._learns_latency)
+        policy = settings.make_policy(learns_latency=self._num_ranks == 1)
         self.settings, self._policy = settings, policy
 
     def statistics(self) -> dict[str, Any]:
@@ -161,7 +166,7 @@ class Drafting:
     def _plan(self, requests: Sequence[Any], unprocessed: Sequence[Sequence[int]], weight_version: str) -> Plan:
         start_s = time.perf_counter()
         step_ms = None
-        if self._learns_latency and self._step_started_s is not None:
+        if self._num_ranks == 1 and self._step_started_s is not None:  # clocks differ between ranks
             step_ms = 1e3 * (start_s - self._step_started_s)
         self._step_started_s = start_s
         training_step = self.training_step.now(weight_version)
