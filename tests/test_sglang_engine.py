@@ -274,6 +274,20 @@ def test_pushed_rollouts_are_drafted_from(fresh, undrafted, tmp_path):
     assert json.loads((tmp_path / "statistics.json").read_text())["history"]["num_rollouts"] == 12
 
 
+def test_the_history_holds_what_was_answered_whatever_ran_in_between(fresh, tmp_path):
+    """More requests than run at once, of different lengths: decode steps and prefills of others alternate."""
+    sampling = {"temperature": 1.0, "max_new_tokens": 48}
+    prompts = PROMPTS * 7
+    answers = tokens_of(generate(fresh, prompts, sampling))
+    generate(fresh, PROMPTS[:1], sampling | {"max_new_tokens": 2})  # by now the last ends are processed
+    call(fresh, "show_das_history", path=str(tmp_path / "history.json"))
+    kept = json.loads((tmp_path / "history.json").read_text())
+    for prompt, answer in zip(prompts, answers, strict=True):
+        if len(answer) > 1:
+            kept.remove([prompt, answer])
+    assert len(kept) <= 1
+
+
 def test_a_prompt_key_makes_two_prompts_one(fresh):
     sampling = GREEDY | {"custom_params": {"das_prompt_key": "sums"}}
     generate(fresh, PROMPTS[:2], [sampling, sampling])

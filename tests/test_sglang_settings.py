@@ -1,6 +1,7 @@
 """The plugin's settings, prompt keys, training steps and verification arrays: all that needs no engine."""
 
 import json
+from array import array
 
 import numpy as np
 import pytest
@@ -88,6 +89,21 @@ def test_names_of_prompts_have_stable_keys():
     assert engine_request.named_prompt_key(5) == 5
     others = [-1, 1 << 64, True, "5", "", "\ud800"]
     assert len({engine_request.named_prompt_key(name) for name in others}) == len(others)
+
+
+def test_what_a_request_emitted_is_neither_lost_nor_taken_twice():
+    """Its last pass emitted 7, 8: before and after SGLang has processed that, and right after a prefill."""
+    request = EngineRequest("a", [1, 2, 3])
+    for processed, cached, emitted, expected in (
+        ([], 3, [5], [5]),
+        ([5], 3, [5], []),  # a prefill of others ran in between
+        ([5, 6], 6, [7, 8], [7, 8]),
+        ([5, 6, 7, 8], 6, [7, 8], []),
+        ([5, 6, 7, 8], 6, [], []),
+    ):
+        request.output_ids = array("q", processed)
+        found = engine_request.unprocessed_tokens(request, num_cached_tokens=cached, last_emitted=emitted)
+        assert found == expected
 
 
 def test_training_steps_follow_numbers_and_count_what_has_none():

@@ -50,6 +50,21 @@ def stop_token_ids(request: Any) -> frozenset[int]:
     return frozenset(stops - {None})
 
 
+def unprocessed_tokens(request: Any, *, num_cached_tokens: int, last_emitted: list[int]) -> list[int]:
+    """Return the tokens that a request has emitted and that SGLang has not yet put into its `output_ids`.
+
+    With overlap scheduling results are processed a step late; but where another batch ran between two steps of a
+    request (a prefill), its last step has been processed by then.
+
+    Args:
+        num_cached_tokens: of its prompt and response in the cache; the last token of the response never is.
+        last_emitted: by its last pass.
+    """
+    num_response_tokens = num_cached_tokens + 1 - len(request.origin_input_ids)
+    num_missing = num_response_tokens - len(request.output_ids)
+    return last_emitted[-num_missing:] if num_missing > 0 else []
+
+
 def max_new_tokens(request: Any) -> int:
     """Return the most tokens a request may emit; SGLang has cut it to what fits into the context."""
     return int(request.sampling_params.max_new_tokens)

@@ -19,7 +19,7 @@ from sglang.srt.speculative import ngram_worker
 from sglang.srt.speculative.ngram_info import NgramVerifyInput
 
 from das.verify import request_seed
-from das_sglang import control
+from das_sglang import control, engine_request
 from das_sglang.corpus import PushedText
 from das_sglang.drafting import Drafting
 from das_sglang.settings import Settings
@@ -100,15 +100,18 @@ class DasWorker(ngram_worker.NGRAMWorker):  # type: ignore[misc]  # SGLang is no
         self._use_num_nodes(1 + plan.width)
 
     def _unprocessed_tokens(self, batch: ScheduleBatch) -> list[list[int]]:
-        """Return what each request emitted in its last step, where `output_ids` does not have it yet.
+        """Return what each request has emitted and `output_ids` does not have yet: nothing, unless scheduling overlaps.
 
-        With overlap scheduling results are processed a step late, except those of grammars.
+        The results of grammars are processed before the next step in any case.
         """
         if not self.enable_overlap or batch.grammar_needs_sync():
             return [[] for _ in batch.reqs]
         lengths = batch.spec_info.accept_lens.tolist()  # waits for the last pass
         rows = batch.spec_info.accept_tokens.view(len(lengths), -1).tolist()
-        return [row[:length] for row, length in zip(rows, lengths, strict=True)]
+        return [
+            engine_request.unprocessed_tokens(request, num_cached_tokens=cached, last_emitted=row[:length])
+            for request, cached, row, length in zip(batch.reqs, batch.seq_lens_cpu.tolist(), rows, lengths, strict=True)
+        ]
 
     def _prepare_draft_tokens(self, batch: ScheduleBatch) -> tuple[np.ndarray, np.ndarray]:
         assert self._planned is not None  # SGLang asks in a decode step, which begins with `_plan`
