@@ -75,14 +75,14 @@ def test_versions_within_the_extras_range():
 
 
 def rows():
-    return {check.name: check for check in doctor.checks()}
+    return {check.name: check for check in doctor.environment_checks()}
 
 
 def test_doctor_without_sglang(monkeypatch):
     monkeypatch.setattr(compatibility.importlib.util, "find_spec", lambda name: None)
-    (check,) = doctor.checks()
-    assert not check.ok
-    assert "pip install" in check.remedy
+    ((what, state, text),) = doctor.checks()
+    assert (what, state) == ("SGLang", "off")
+    assert "pip install" in text
 
 
 def test_doctor_of_a_good_installation(sources, monkeypatch):
@@ -93,6 +93,9 @@ def test_doctor_of_a_good_installation(sources, monkeypatch):
     assert all(found[name].ok for name in found if name != "SGLang: plugin")  # which only an installed das has
     assert "0.5.23" in found["SGLang"].detail
     assert "defaults" in found["SGLang: DAS_SGLANG"].detail
+    assert {what: state for what, state, _ in doctor.checks()} == {
+        name: "ok" if check.ok else "wrong" for name, check in found.items()
+    }
 
 
 def test_doctor_names_what_is_wrong_and_what_to_do(sources, monkeypatch):

@@ -26,17 +26,22 @@ class Check:
     detail: str
     remedy: str = ""
 
+    def row(self) -> tuple[str, str, str]:
+        """Return (what, state, text), as `das doctor` prints it."""
+        text = f"{self.detail}: {self.remedy}" if self.remedy else self.detail
+        return self.name, "ok" if self.ok else "wrong", text
 
-def checks() -> list[Check]:
-    """Return the checks of this environment, in the order in which failing ones should be repaired.
 
-    SGLang is not imported. Never raises for a broken installation.
-    """
-    version = compatibility.installed_version()
-    if version is None:
-        return [
-            Check("SGLang", False, "not installed", "pip install 'das-drafter[sglang]', or install SGLang yourself")
-        ]
+def checks() -> list[tuple[str, str, str]]:
+    """Return (what, state, text): state is "ok", "off" or "wrong". Never raises, and imports no SGLang."""
+    if compatibility.installed_version() is None:
+        return [("SGLang", "off", "not installed here; pip install 'das-drafter[sglang]', or SGLang 0.5.23 by itself")]
+    return [check.row() for check in environment_checks()]
+
+
+def environment_checks() -> list[Check]:
+    """Return the checks of an environment that has SGLang, in the order in which failing ones should be repaired."""
+    version = compatibility.installed_version() or "unknown"
     return [_version(version), _seams(version), _entry_point(), _selection(), _settings()]
 
 
