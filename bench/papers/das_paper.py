@@ -27,6 +27,7 @@ CAPS = (1, 2, 4, 8, 16, 32)
 PROMPTS_A_WORKER = 2  # of 8 samples: the paper's "effective batch" of 16 requests a GPU
 PAPER_S = {"baseline": 285.0, "unlimited budget": 260.0, "length-aware": 225.0}
 LONGER = 8  # times: the paper's limit is 16 k tokens a rollout, the example log's 2 k
+AT_LIMIT = 0.95  # of the longest rollout: the example was tokenised anew, so its limit is not quite one length
 Point = tuple[float, float]
 
 
@@ -40,7 +41,7 @@ def latency_section() -> Section:
             Comparison(f"{name}: c_base, ms", latency.c_base_ms, FIG_8.c_base_ms, "Fig. 8, read off: 7 to 8"),
             Comparison(f"{name}: c_tok, ms a token", latency.c_tok_ms, FIG_8.c_tok_ms, "Fig. 8, read off"),
             Comparison(f"{name}: c_base / c_tok, tokens", _ratio(latency), _ratio(FIG_8), "Fig. 8, read off"),
-            Comparison(f"{name}: mean relative error", fit.mean_relative_error, 0.12, "section 4.2.1"),
+            Comparison(f"{name}: mean relative error", fit.mean_relative_error, 0.12, "text beside Eq. 1"),
         ]
     return Section(
         "Eq. 1: a pass takes c_base + c_tok n",
@@ -181,7 +182,7 @@ def ablation_section(step: LoggedStep) -> tuple[Section, list[ClassRecorder]]:
         for title, some in (("with history", runs), ("no history", cold_runs))
     }
     figures += [
-        Comparison(f"unlimited over length-aware, {title}", value, 0.15, "section 5: up to 15 %")
+        Comparison(f"unlimited over length-aware, {title}", value, 0.15, "ablation, text: up to 15 %")
         for title, value in worse.items()
     ]
     section = Section(
@@ -227,15 +228,15 @@ def headline_section(step: LoggedStep) -> Section:
     )
 
 
-def class_section(step: LoggedStep, recorders: list[ClassRecorder]) -> Section:
+def class_section(log: Log, recorders: list[ClassRecorder]) -> Section:
     """Who is Long, Medium and Short, who drafts, and who is upgraded."""
     found = summary(recorders)
     by_prompt: dict[int, list[int]] = {}
-    for rollout in (*step.history, *step.batches):
+    for rollout in log.rollouts:
         by_prompt.setdefault(rollout.key, []).append(len(rollout.response_token_ids))
     limit = max(max(lengths) for lengths in by_prompt.values())
     usually_short = [lengths for lengths in by_prompt.values() if np.mean(lengths) <= limit / 4]
-    surprising = sum(max(lengths) == limit for lengths in usually_short) / max(1, len(usually_short))
+    surprising = sum(max(lengths) >= AT_LIMIT * limit for lengths in usually_short) / max(1, len(usually_short))
     figures = [
         Comparison(
             "prompts with a mean of at most a quarter of the limit",
@@ -259,7 +260,7 @@ def class_section(step: LoggedStep, recorders: list[ClassRecorder]) -> Section:
     ]
     return Section(
         "Length classes",
-        "the run by class above, with 16, 8 and 0 draft tokens; shares.",
+        "shares, in the run by class above, with 16, 8 and 0 draft tokens; prompts over the whole log.",
         tuple(figures),
         (
             Claim("Short requests draft nothing", found.drafted["Short"] == 0.0),
@@ -300,7 +301,7 @@ def sections(log: Log) -> list[Section]:
         optimum_section(),
         headline_section(step),
         ablation,
-        class_section(step, recorders),
+        class_section(log, recorders),
     ]
 
 
