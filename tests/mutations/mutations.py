@@ -13,7 +13,7 @@ LIVE = "das/_live_requests.pyx"
 RECORD = "das/prompt_record.py"
 HISTORY = "das/history.py"
 COMMON = "das/common_text.py"
-BUDGET = "das/budget.py"
+BUDGET = "das/throughput_budget.py"
 LATENCY = "das/latency.py"
 CONFIDENCE = "das/confidence.py"
 DRAFTER = "das/drafter.py"
@@ -220,8 +220,8 @@ MUTATIONS = [
              "tokens that both classes continued with have cells of their own"),
     Mutation(DRAFT, "cell-bin-moved", "(log(clipped / (1.0 - clipped)) + 4.0)", "(log(clipped / (1.0 - clipped)) + 4.2)",
              "bins divide the logits of [-4, 4]"),
-    Mutation(DRAFT, "prior-not-the-blend", "(hits[cell] + PRIOR_STRENGTH * probability)",
-             "(hits[cell] + PRIOR_STRENGTH * 0.5)", "a cell without evidence trusts P"),
+    Mutation(DRAFT, "prior-not-the-blend", "(rule.hits[cell] + PRIOR_STRENGTH * probability)",
+             "(rule.hits[cell] + PRIOR_STRENGTH * 0.5)", "a cell without evidence trusts P"),
     Mutation(DRAFT, "price-of-one-token", "chain.path * rate < chain.min_survival", "rate < chain.min_survival",
              "the price is compared with the whole chain's survival"),
     Mutation(DRAFT, "price-itself-refused", "chain.path * rate < chain.min_survival", "chain.path * rate <= chain.min_survival",
@@ -247,8 +247,8 @@ MUTATIONS = [
     # ------------------------------------------------------------------------------------------------ feedback
     Mutation(DRAFT, "scored-beyond-first-miss", "        if not was_hit:\n            break\n", "",
              "behind a miss a prediction answered another question"),
-    Mutation(DRAFT, "hits-never-forgotten", "    hits[prediction.cell] *= KEPT\n", "", "a cell forgets with what it learns"),
-    Mutation(DRAFT, "misses-never-forgotten", "    misses[prediction.cell] *= KEPT\n", "", "hits and misses fade alike"),
+    Mutation(DRAFT, "hits-never-forgotten", "    rule.hits[prediction.cell] *= rule.kept\n", "", "a cell forgets with what it learns"),
+    Mutation(DRAFT, "misses-never-forgotten", "    rule.misses[prediction.cell] *= rule.kept\n", "", "hits and misses fade alike"),
     Mutation(DRAFT, "survival-for-probability", "asked.rate = <float>rate", "asked.rate = <float>(rate * chain.path)",
              "a prediction is scored given that all before it came true"),
     Mutation(DRAFT, "misses-counted-as-hits", "figures[1] += was_hit", "figures[1] += 1.0",
@@ -348,12 +348,12 @@ MUTATIONS = [
              "a prompt with history draws on its own only"),
     Mutation(HISTORY, "common-for-new-prompts-only", "if history_explains_nothing or len(record) == 0", "if len(record) == 0",
              "a history of no use counts as none"),
-    Mutation(DRAFT, "surprises-explained", "0 if was_hit and (source == BY_HISTORY or source == BY_BOTH) else 1",
-             "0 if source == BY_HISTORY or source == BY_BOTH else 1", "a history explains what came true"),
-    Mutation(DRAFT, "own-text-explains", "0 if was_hit and (source == BY_HISTORY or source == BY_BOTH) else 1",
-             "0 if was_hit else 1", "what only running text knew was not explained by history"),
-    Mutation(LIVE, "judged-without-history", "&self.explained[0] if tree.tree.nodes[ROOT].total[HISTORY] > 0 else NULL",
-             "&self.explained[0]", "where there is no history, nothing is learned about histories"),
+    Mutation(DRAFT, "surprises-explained", "explained[0 if was_hit and is_known else 1]",
+             "explained[0 if is_known else 1]", "a history explains what came true"),
+    Mutation(DRAFT, "own-text-explains", "explained[0 if was_hit and is_known else 1]",
+             "explained[0 if was_hit else 1]", "what only running text knew was not explained by history"),
+    Mutation(LIVE, "judged-without-history", "has_history = tree.tree.nodes[ROOT].total[HISTORY] > 0",
+             "has_history = True", "where there is no history, nothing is learned about histories"),
     Mutation(DRAFTER, "running-requests-stay-out", "request.join_common(common)", "pass",
              "running requests join, too"),
     Mutation(REQUEST, "strangers-beginning-shared", "min(length, MAX_SHARED_TOKENS)", "length",
@@ -361,10 +361,10 @@ MUTATIONS = [
     Mutation(HISTORY, "common-bytes-not-held", ' + self._common.memory_bytes()\n\n\ndef _after', "\n\n\ndef _after",
              "the limit covers the common text"),
     # ------------------------------------------------------------------------------------------------ the price
-    Mutation(BUDGET, "price-without-drafts", "tokens_ms * (1.0 + self.drafted_per_decode_step)", "tokens_ms",
+    Mutation(BUDGET, "price-without-drafts", "latency.c_tok_ms * (1.0 + self.drafted_per_decode_step)", "latency.c_tok_ms",
              "what a token costs now includes the drafts"),
-    Mutation(BUDGET, "price-of-the-ids-given", "self._price(latency, max(1, requests.num_running),",
-             "self._price(latency, max(1, num_requests),", "the batch is what runs, not what is asked about"),
+    Mutation(BUDGET, "price-of-the-ids-given", "1.0 / max(1, requests.num_running)",
+             "1.0 / max(1, len(requests))", "the batch is what runs, not what is asked about"),
     Mutation(BUDGET, "newest-weighs-least", "np.arange(num_steps - 1, -1, -1.0)", "np.arange(0, num_steps, 1.0)",
              "of several decode steps the last weighs most"),
     Mutation(BUDGET, "bonus-not-counted", "float(np.dot(weights, accepted)) + (1.0 - keep)", "float(np.dot(weights, accepted))",
