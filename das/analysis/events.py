@@ -239,8 +239,11 @@ class Events:
         self._batch_of[copied.request_id] = self._batch_of[request.request_id]
         race = [(other, request), (number, copied)]
         self._races.update((runner.request_id, race) for _, runner in race)
-        self._workers[number].decodes = self._racers[number]
-        self._workers[number].admit_copy(copied)
+        worker = self._workers[number]
+        worker.decodes = self._racers[number]
+        # What the pass in progress emits is in the request already, but known only when that pass ends.
+        worker.clock_ms = max(worker.clock_ms, self._workers[other].clock_ms)
+        worker.admit_copy(copied)
         return True
 
     def _end_race(self, now_ms: float, winner: LoggedRequest) -> None:
