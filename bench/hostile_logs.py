@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import random
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,10 +21,10 @@ Tokens = NDArray[np.int32]
 def random_log(
     *, num_ids: int, num_tokens: int, num_requests: int = LEAST_REQUESTS, num_prompts: int = 4, step: int = 0
 ) -> list[das.Rollout]:
-    """Each rollout its own random text."""
-    random = np.random.default_rng((0, step))
+    """Each rollout its own random text, the same at every call."""
+    draw = np.random.default_rng((0, step))
     return [
-        _rollout(random.integers(num_ids, size=num_tokens), step=step, prompt=num_ids + 1 + i % num_prompts)
+        _rollout(draw.integers(num_ids, size=num_tokens), step=step, prompt=num_ids + 1 + i % num_prompts)
         for i in range(num_requests)
     ]
 
@@ -33,11 +36,9 @@ def new_token_ids(rollouts: Sequence[das.Rollout]) -> list[das.Rollout]:
     return [answered(one, dictionary[one.response_token_ids]) for one in rollouts]
 
 
-def answered(one: das.Rollout, response: Iterable[int]) -> das.Rollout:
+def answered(one: das.Rollout, response: Sequence[int] | Tokens) -> das.Rollout:
     """Another response to the same prompt at the same step."""
-    return das.Rollout(
-        prompt_token_ids=one.prompt_token_ids, response_token_ids=list(response), training_step=one.training_step
-    )
+    return replace(one, response_token_ids=np.asarray(response, np.int32))
 
 
 def replaced_policy_log() -> list[das.Rollout]:
@@ -63,56 +64,64 @@ ADVERSARIAL: dict[str, Callable[[], list[das.Rollout]]] = {
 def synthetic_log(seed: int) -> list[das.Rollout]:
     """One to three training steps of a policy of some kind; the seed decides everything.
 
-    A prompt has a few texts, and a rollout copies one of them. At any token it may leave it: for a token of its own,
-    for another place of it, or for a loop over what it has just written; then it writes on from there. How often, over
-    which alphabet, how long, and how much of the texts outlives a training step, differs from log to log.
+    A policy is a source of text, an automaton: in each state it has a favourite next token, which comes with a
+    probability of that state's own, else one of a few others; state and token lead to the next state. Alphabet, states,
+    how sure it is, how much prompts have in common, what training changes, lengths and group size differ from log to
+    log. Loops come by themselves.
     """
-    random = np.random.default_rng((1, seed))
-    num_ids = int(2 ** random.uniform(1, 16))
-    group_size = int(random.choice([1, 2, 4, 8, 16]))
-    num_prompts = -(-LEAST_REQUESTS // group_size)
-    num_texts = int(random.integers(1, 9))
-    kept = float(random.uniform())  # of each text, from one training step to the next
-    leaving = random.dirichlet([0.5] * 3) * 2.0 ** random.uniform(
-        -8, 0
-    )  # own token, elsewhere, loop: each token's share
-    mean_tokens, spread = float(random.choice([80, 160, 320])), float(random.uniform(0.0, 1.0))
-    texts = random.integers(num_ids, size=(num_prompts, num_texts, 512))
+    draw = random.Random(seed)
+    num_states, num_ids = int(2 ** draw.uniform(2, 12)), int(2 ** draw.uniform(1, 16))
+    sureness, alike = draw.uniform(0.05, 0.98), 2 ** draw.uniform(-1, 5)  # the mean, and how alike states are
+    num_others = draw.choice([1, 2, 4, 16, num_ids])
+    source = _Source(draw, num_ids, num_others=num_others, sureness=sureness, alike=alike, shared=draw.random())
+    changed = draw.random()  # share of states, from a training step to the next
+    group_size, mean_tokens, spread = draw.choice([1, 2, 4, 8, 16]), draw.choice([80, 160, 320]), draw.random()
     log = []
-    for step in range(int(random.integers(1, 4))):
-        texts = np.where(random.random(texts.shape) < kept, texts, random.integers(num_ids, size=texts.shape))
-        for prompt in range(num_prompts):
-            usual = mean_tokens * np.exp(spread * random.standard_normal())
+    for step in range(draw.randint(1, 3)):
+        source.forget(changed)
+        for prompt in range(-(-LEAST_REQUESTS // group_size)):
+            usual = mean_tokens * draw.lognormvariate(0.0, spread)
             for _ in range(group_size):
-                length = int(np.clip(usual * np.exp(0.5 * spread * random.standard_normal()), 4, 4 * mean_tokens))
-                text = texts[prompt, random.integers(num_texts)]
-                written = _written(text, length, num_ids=num_ids, leaving=leaving, random=random)
-                log.append(_rollout(written, step=step, prompt=num_ids + 1 + prompt))
+                length = min(max(4, round(usual * draw.lognormvariate(0.0, 0.5 * spread))), 4 * mean_tokens)
+                text = source.text(prompt, length, num_states=num_states)
+                log.append(_rollout(text, step=step, prompt=num_ids + prompt))
     return log
 
 
-def _written(
-    text: NDArray[np.int64], length: int, *, num_ids: int, leaving: NDArray[np.float64], random: np.random.Generator
-) -> list[int]:
-    """A copy of the text, left and taken up again as `synthetic_log` says."""
-    written: list[int] = []
-    source: Sequence[int] = text.tolist()
-    at = 0
-    for chance in random.random(length).tolist():
-        if chance < leaving[0]:
-            written.append(int(random.integers(num_ids)))
-            at += 1
-            continue
-        if chance < leaving[:2].sum():
-            source, at = text.tolist(), int(random.integers(len(text)))
-        elif chance < leaving.sum() and written:
-            source, at = written[-int(random.integers(1, 17)) :], 0
-        written.append(source[at % len(source)])
-        at += 1
-    return written
+class _Source:
+    """What comes in each state: of one prompt, or of all alike."""
+
+    def __init__(
+        self, draw: random.Random, num_ids: int, *, num_others: int, sureness: float, alike: float, shared: float
+    ) -> None:
+        self._draw, self._num_ids, self._num_others, self._shared = draw, num_ids, num_others, shared
+        self._beta = alike * sureness, alike * (1.0 - sureness)
+        self._favourites: dict[Hashable, tuple[int, float]] = {}  # token and its probability, by prompt and state
+
+    def text(self, prompt: int, length: int, *, num_states: int) -> list[int]:
+        written, state = [], 0
+        for _ in range(length):
+            token, chance = self._favourite(prompt, state)
+            if self._draw.random() >= chance:
+                token = (token + self._draw.randint(1, self._num_others)) % self._num_ids
+            written.append(token)
+            state = hash((state, token)) % num_states
+        return written
+
+    def forget(self, share: float) -> None:
+        kept = {key: value for key, value in self._favourites.items() if self._draw.random() >= share}
+        self._favourites = kept
+
+    def _favourite(self, prompt: int, state: int) -> tuple[int, float]:
+        if (found := self._favourites.get((prompt, state))) is None:
+            found = self._draw.randrange(self._num_ids), self._draw.betavariate(*self._beta)
+            if self._draw.random() < self._shared:
+                found = self._favourites.setdefault(state, found)
+            self._favourites[prompt, state] = found
+        return found
 
 
-def _rollout(response: Sequence[int] | NDArray[np.int64], *, step: int, prompt: int) -> das.Rollout:
+def _rollout(response: Sequence[int] | NDArray[Any], *, step: int, prompt: int) -> das.Rollout:
     return das.Rollout(
         prompt_token_ids=[prompt],
         response_token_ids=np.asarray(response, np.int32),

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from rollout_samples import rollout
 
-from das import Drafter, NoDraft, Rollout, RolloutHistory, ThroughputBudget, plan_step
+from bench.hostile_logs import answered, new_token_ids, random_log
+from das import Drafter, NoDraft, RolloutHistory, ThroughputBudget, plan_step
 from das.analysis import read_log
 from das.analysis.replay import Replay, replay
 
@@ -61,15 +62,6 @@ def cost_per_token(some):
     return sum(costs) / sum(one.num_emitted for one in some)
 
 
-def random_log(*, num_ids, num_tokens, num_requests=NUM_RUNNING, num_prompts=4, step=0, seed=0):
-    """Each rollout its own random text; eight siblings a prompt."""
-    rng = np.random.default_rng((seed, step))
-    return [
-        rollout(rng.integers(num_ids, size=num_tokens), step, prompt=[num_ids + 1 + i % num_prompts])
-        for i in range(num_requests)
-    ]
-
-
 # ---------------------------------------------------------------- nothing to go by
 
 
@@ -115,14 +107,7 @@ def two_epochs():
     old, new = (
         [r.rollout for r in records if r.prompt_id in few and r.rollout.training_step == step] for step in (400, 800)
     )
-    num_ids = 1 + max(int(one.response_token_ids.max()) for one in (*old, *new))
-    dictionary = np.random.default_rng(3).permutation(num_ids).astype(np.int32)
-    return old, [answered(one, dictionary[one.response_token_ids]) for one in new]
-
-
-def answered(one, response):
-    """Another response to the same prompt at the same step."""
-    return Rollout(prompt_token_ids=one.prompt_token_ids, response_token_ids=response, training_step=one.training_step)
+    return old, new_token_ids(new)
 
 
 OLD_POLICIES = {

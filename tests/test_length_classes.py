@@ -51,11 +51,20 @@ def test_thresholds_are_quantiles_of_all():
 
 def test_the_initial_class_is_that_of_most_of_the_prompts_rollouts():
     classes = spread()
-    for key, its_lengths in {1: [100, 100, 900], 2: [600, 600, 900, 900, 100], 3: [600, 700, 100], 4: [900]}.items():
+    for key, its_lengths in {1: [100, 100, 900], 2: [700, 700, 1100, 1100, 100], 3: [600, 700, 100], 4: [900]}.items():
         for length in its_lengths:
             classes.observe_finished(*columns([(key, length)]))
     assert [initial(classes, key) for key in (1, 2, 3, 4)] == [SHORT, LONG, MEDIUM, LONG]  # a tie: the longer one
     assert initial(classes, 5) == MEDIUM
+
+
+def test_new_requests_beside_known_ones_start_in_the_class_of_their_own_prompt():
+    classes = spread()
+    for _ in range(20):
+        classes.observe_finished(*columns([(7, 100), (8, 950)]))
+    assert present(classes, 1, 7, 0) == SHORT
+    found = classes.classes(np.array([1, 2, 3]), np.array([7, 8, 7], np.uint64), np.zeros(3, np.int64))
+    assert found.tolist() == [SHORT, LONG, SHORT]
 
 
 def test_cold_start_is_medium_and_becomes_long():

@@ -13,7 +13,18 @@ LIVE = "das/_live_requests.pyx"
 RECORD = "das/prompt_record.py"
 HISTORY = "das/history.py"
 COMMON = "das/common_text.py"
-BUDGET = "das/throughput_budget.py"
+BUDGET = "das/budget.py"
+THROUGHPUT = "das/throughput_budget.py"
+LENGTH_BUDGET = "das/length_budget.py"
+CLASS_BUDGET = "das/class_budget.py"
+ADAPTIVE = "das/adaptive_budget.py"
+LENGTHS = "das/lengths.py"
+CLASSES = "das/length_classes.py"
+MAKESPAN = "das/makespan.py"
+CURVE = "das/acceptance_curve.py"
+EVENTS = "das/analysis/events.py"
+WORKER = "das/analysis/worker.py"
+PROJECTION = "das/analysis/projection.py"
 LATENCY = "das/latency.py"
 CONFIDENCE = "das/confidence.py"
 DRAFTER = "das/drafter.py"
@@ -58,7 +69,17 @@ TESTS = {
     RECORD: HISTORY_TESTS,
     HISTORY: HISTORY_TESTS,
     COMMON: ("test_common_text.py",),
-    BUDGET: ("test_budget.py", "test_widths.py"),
+    THROUGHPUT: ("test_budget.py", "test_widths.py"),
+    LENGTH_BUDGET: ("test_length_budget.py",),
+    CLASS_BUDGET: ("test_class_budget.py",),
+    ADAPTIVE: ("test_adaptive_budget.py",),
+    LENGTHS: ("test_lengths.py", "test_length_streams.py"),
+    CLASSES: ("test_length_classes.py",),
+    MAKESPAN: ("test_makespan.py",),
+    CURVE: ("test_acceptance_curve.py",),
+    EVENTS: ("test_simulate.py",),
+    WORKER: ("test_simulate.py",),
+    PROJECTION: ("test_simulate.py", "test_simulate_command.py"),
     STEP: ("test_step.py", "test_widths.py"),
     LATENCY: ("test_latency.py",),
     CONFIDENCE: ("test_confidence.py",),
@@ -360,20 +381,77 @@ MUTATIONS = [
              "joining takes bounded time"),
     Mutation(HISTORY, "common-bytes-not-held", ' + self._common.memory_bytes()\n\n\ndef _after', "\n\n\ndef _after",
              "the limit covers the common text"),
+    # ------------------------------------------------------------------------------------------------ lengths
+    Mutation(LENGTHS, "running-rollouts-ignored", "            if not self._is_full:\n                entering",
+             "            if self._is_full:\n                entering", "until the window is full, running requests are long rollouts"),
+    Mutation(LENGTHS, "window-never-forgets", "            self._histogram[self._window.popleft()] -= 1.0", "            self._window.popleft()",
+             "a rollout that left the window counts no more"),
+    Mutation(LENGTHS, "overall-weighs-nothing", "        weight = self.shrinkage_rollouts\n", "        weight = 1e-9\n",
+             "a prompt's lengths are shrunk to those of all"),
+    Mutation(CLASSES, "class-may-fall", "np.maximum(before, _likeliest(", "np.minimum(2, _likeliest(",
+             "a request's class never falls"),
+    Mutation(CLASSES, "ties-to-the-shorter-class", "(long >= medium) & (long >= short)", "(long > medium) & (long > short)",
+             "of equals the longer class"),
+    Mutation(CLASSES, "new-requests-of-the-first-prompt", "self.initial_classes(prompt_keys[is_new])",
+             "self.initial_classes(prompt_keys[: int(is_new.sum())])", "each new request starts in the class of its own prompt"),
+    Mutation(LENGTH_BUDGET, "waiting-requests-ignored", "        if requests.num_waiting:\n", "        if requests.num_waiting < 0:\n",
+             "requests that wait may end last"),
+    Mutation(LENGTH_BUDGET, "chances-of-others", "self._chances[known]", "self._chances[known[::-1]]",
+             "between looks a request keeps its own chance"),
+    Mutation(LENGTH_BUDGET, "part-shares-the-whole-pass", "last *= len(requests) * even[0] /", "last *= 1.0 /",
+             "a part of the batch shares its part of the pass"),
+    Mutation(CLASS_BUDGET, "waiting-rollouts-not-saved", "        self._tell()\n        return {", "        return {",
+             "a saved state holds what classes have not heard of yet"),
+    Mutation(CLASS_BUDGET, "classes-always-told", "if 64 * sum(map(len, self._untold)) >=", "if 1e9 * sum(map(len, self._untold)) >=",
+             "to find the classes anew in each step takes too long"),
+    Mutation(ADAPTIVE, "short-draft-counts-as-whole", "self._accepted[rows] >= lengths", "self._accepted[rows] >= 1",
+             "only a whole draft doubles the length"),
+    Mutation(ADAPTIVE, "threshold-excludes-itself", "if requests.num_running <= self.max_running", "if requests.num_running < self.max_running",
+             "up to so many requests"),
+    Mutation(ADAPTIVE, "rejections-not-counted", "float(np.count_nonzero(np.less(accepted, drafted)))", "0.0",
+             "the first token that fails was decided, too"),
+    # ------------------------------------------------------------------------------------------------ the optimum
+    Mutation(MAKESPAN, "printed-is-corrected", 'can_spare = lengths * k if formula == "corrected" else lengths / k',
+             "can_spare = lengths * k", "the printed formula is kept as it is"),
+    Mutation(MAKESPAN, "root-overshoots", "x += too_much * total /", "x += 2.0 * too_much * total /",
+             "Newton's steps climb to the root"),
+    Mutation(MAKESPAN, "caps-rounded-down", "np.floor(np.minimum(per_step, most) + 0.5)", "np.floor(np.minimum(per_step, most))",
+             "the nearest whole number"),
+    Mutation(CURVE, "prompt-weight-lost", "weights * reached * reached + _PROMPT_WEIGHT\n", "weights * reached * reached + 1.0\n",
+             "the curve of all prompts counts for four rollouts, above and below the line"),
+    Mutation(CURVE, "nothing-fades", "(1.0 - 1.0 / self.prompt_memory_rollouts) * self._prompt_sums[row] + sums",
+             "self._prompt_sums[row] + sums", "what a prompt showed long ago fades"),
+    Mutation(CURVE, "steps-without-the-bonus", "emitted * (1.0 - share + share * np.exp(-speed * per_token))",
+             "emitted * (1.0 - share * np.exp(-speed * per_token))", "l - A(p)"),
+    # ------------------------------------------------------------------------------------------------ simulation
+    Mutation(EVENTS, "training-does-not-wait", "batch.trained_ms = max(batch.ended_ms, before_ms) + self._train_ms",
+             "batch.trained_ms = batch.ended_ms + self._train_ms", "one training step after the other"),
+    Mutation(EVENTS, "lag-off-by-one", "for number in range(min(self._lag + 1, len(self._batches))):",
+             "for number in range(min(self._lag + 2, len(self._batches))):", "batch t waits for training on t - 1 - lag"),
+    Mutation(EVENTS, "workers-learn-all", "                    if ended_on != number\n", "",
+             "a worker has its own rollouts already"),
+    Mutation(WORKER, "padding-not-simulated", " + decoded.num_drafted_tokens + decoded.num_padded_tokens\n", " + decoded.num_drafted_tokens\n",
+             "padding is verified, too"),
+    Mutation(WORKER, "engine-paid-without-speculation", "speculating=self._speculates", "speculating=True",
+             "c_engine is the price of having speculation on"),
+    Mutation(PROJECTION, "overlaps-counted-twice", "max(0.0, end - max(start, reached))", "end - start",
+             "time in which two batches run counts once"),
+    Mutation(PROJECTION, "verdict-by-generation", 'return "enable" if self.step_speedup >=', 'return "enable" if self.speedup >=',
+             "faster generation that training does not wait for gains nothing"),
     # ------------------------------------------------------------------------------------------------ the price
-    Mutation(BUDGET, "price-without-drafts", "latency.c_tok_ms * (1.0 + self.drafted_per_decode_step)", "latency.c_tok_ms",
+    Mutation(THROUGHPUT, "price-without-drafts", "latency.c_tok_ms * (1.0 + self.drafted_per_decode_step)", "latency.c_tok_ms",
              "what a token costs now includes the drafts"),
-    Mutation(BUDGET, "price-of-the-ids-given", "1.0 / max(1, requests.num_running)",
+    Mutation(THROUGHPUT, "price-of-the-ids-given", "1.0 / max(1, requests.num_running)",
              "1.0 / max(1, len(requests))", "the batch is what runs, not what is asked about"),
-    Mutation(BUDGET, "newest-weighs-least", "np.arange(num_steps - 1, -1, -1.0)", "np.arange(0, num_steps, 1.0)",
+    Mutation(THROUGHPUT, "newest-weighs-least", "np.arange(num_steps - 1, -1, -1.0)", "np.arange(0, num_steps, 1.0)",
              "of several decode steps the last weighs most"),
-    Mutation(BUDGET, "bonus-not-counted", "float(np.dot(weights, accepted)) + (1.0 - keep)", "float(np.dot(weights, accepted))",
+    Mutation(THROUGHPUT, "bonus-not-counted", "float(np.dot(weights, accepted)) + (1.0 - keep)", "float(np.dot(weights, accepted))",
              "a decode step emits what was accepted and the bonus token"),
-    Mutation(BUDGET, "part-of-a-batch-timed", "is_whole = 0 < num_requests == requests.num_running", "is_whole = num_requests > 0",
+    Mutation(THROUGHPUT, "part-of-a-batch-timed", "is_whole = 0 < num_requests == requests.num_running", "is_whole = num_requests > 0",
              "the time of a pass belongs to all its tokens"),
-    Mutation(BUDGET, "width-of-the-ids-given", "self.latency.step_ms(num_running * (1 + width),",
+    Mutation(THROUGHPUT, "width-of-the-ids-given", "self.latency.step_ms(num_running * (1 + width),",
              "self.latency.step_ms(num_requests * (1 + width),", "the whole batch is padded"),
-    Mutation(BUDGET, "padding-takes-no-time", "int(np.sum(drafted)) if padded is None else num_steps * padded",
+    Mutation(THROUGHPUT, "padding-takes-no-time", "int(np.sum(drafted)) if padded is None else num_steps * padded",
              "int(np.sum(drafted))", "the pass verified the padding, too"),
     Mutation(LIVE, "cut-without-record", "<int32_t>width)\n        self._record(rows, batch)\n", "<int32_t>width)\n",
              "what was cut is not pending"),
