@@ -115,7 +115,7 @@ def test_bad_child(checked, token_id):
         [np.int32(1), np.int64(2), 3, 1, 2],
         memoryview(np.array([1, 2, 3, 1, 2], np.int32)),
     ],
-    ids=repr,
+    ids=lambda same: type(same).__name__,
 )
 def test_token_ids_of_any_kind(same):
     expected, tree = SuffixTree(), SuffixTree()
