@@ -20,6 +20,11 @@ class Tally:
     num_accepted: int = 0
     num_emitted: int = 0
 
+    @property
+    def num_verified(self) -> int:
+        """Tokens that passes were over."""
+        return self.num_steps + self.num_drafted
+
     def summary(self) -> dict[str, float]:
         """Ratios and costs as `acceptance.md` defines them: J_B = (steps * (200 / B + 1) + drafted) / tokens."""
         per_step, per_token = 1 / max(1, self.num_steps), 1 / max(1, self.num_emitted)
@@ -34,7 +39,7 @@ class Tally:
             "tokens_per_step": self.num_emitted * per_step,
             "acceptance_rate": self.num_accepted / max(1, self.num_drafted),
             **costs,
-            "batch_cost": C_BASE * self.num_passes + self.num_steps + self.num_drafted,
+            "batch_cost": C_BASE * self.num_passes + self.num_verified,
         }
 
 
@@ -50,6 +55,7 @@ class PassTimes:
 @dataclass(slots=True)
 class _Request:
     name: str
+    num_prompt_tokens: int
     logged: list[int]
     emitted: list[int]
 
@@ -82,6 +88,11 @@ class Decode:
     def num_running(self) -> int:
         """Requests in the batch."""
         return len(self._running)
+
+    @property
+    def num_context_tokens(self) -> int:
+        """What the next pass attends to: prompts and what was emitted."""
+        return sum(request.num_prompt_tokens + len(request.emitted) for request in self._running)
 
     def step(self) -> PassTimes:
         """Run one pass."""
@@ -139,7 +150,7 @@ class Decode:
         name = f"request-{self._num_started}"
         self._num_started += 1
         self._side.start(name, prompt.key, prompt.token_ids)
-        return _Request(name, target.tolist(), [])
+        return _Request(name, len(prompt.token_ids), target.tolist(), [])
 
 
 def _chain(draft: list[int], ahead: list[int]) -> list[int]:

@@ -36,7 +36,8 @@ def test_outputs_are_those_without_drafting(
             steps.append(counted["steps"])
         (statistics,) = llm.collective_rpc("das_statistics")
         assert statistics["das_is_drafting"], statistics["das_fault"]
-        assert steps[1] < 0.6 * steps[0], steps  # the second epoch drafts from the first
+        # The second epoch drafts from the first; in passes over 24 tokens, eight requests share what prefill leaves.
+        assert steps[1] < (0.8 if "max_num_batched_tokens" in ENGINES[name] else 0.6) * steps[0], steps
         total = counters(llm)
         assert total["accepted"] > 0
         if name == "preemption":
