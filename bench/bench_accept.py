@@ -28,6 +28,7 @@ FACTORS = (0.125, 0.25, 0.5, 1, 2, 4)
 CAPS = (1, 2, 4, 8, 16)
 BATCHES = (0, 128, 16, 1)  # 0: the requests that run; else the self-tuned price is that of a batch of this size
 COSTS = ("j128", "j16", "j1", "batch_cost")
+WITHOUT_A_PART = ["das-uncalibrated", "das-longest-match", "das-one-source", "das-unforgetting", "das-no-common"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +58,8 @@ FAMILIES = {
         Family("das-tree:long-price", "min_survival", LOW_PRICES),
         Family("das-tree:throughput", "num_running", BATCHES),
         Family("das-tree:fixed", "max_draft_tokens", CAPS),
-        Family("das-uncalibrated:price", "min_survival", PRICES),
-        Family("das-uncalibrated:throughput", "num_running", BATCHES),
-        Family("das-no-common:price", "min_survival", PRICES),
+        *(Family(f"{side}:price", "min_survival", PRICES) for side in WITHOUT_A_PART),
+        *(Family(f"{side}:throughput", "num_running", BATCHES) for side in WITHOUT_A_PART),
         Family("suffix_decoding", "factor", FACTORS),
         Family("arctic", "factor", FACTORS),
         Family("arctic_depth24", "factor", FACTORS),

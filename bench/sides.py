@@ -1,5 +1,6 @@
 """das and its peers behind one face, as an engine drives them: one call a decode step, for all running requests."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
 from dataclasses import replace
@@ -51,6 +52,7 @@ class Das:
     Args:
         is_calibrated: False: what is learned about acceptance is forgotten before every call, so the blend is believed.
         max_common_tokens: 0: a prompt without history sees no other prompt's text. None: as usual.
+        changes: to other parts of the rule, as `Rule.change` takes them.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Das:
         *,
         is_calibrated: bool = True,
         max_common_tokens: int | None = None,
+        changes: Mapping[str, Any] | None = None,
     ) -> None:
         self._policy = policy
         self._shape = shape
@@ -67,6 +70,8 @@ class Das:
         limits = {} if max_common_tokens is None else {"max_common_tokens": max_common_tokens}
         self._history = das.RolloutHistory(max_bytes=1 << 40, **limits)
         self._drafter = das.Drafter(self._history)
+        self._changes = dict(changes or {})
+        self._drafter._table.rule.change(**self._changes)
 
     def settings(self) -> dict[str, object]:
         """The policy, and versions."""
@@ -74,6 +79,7 @@ class Das:
             "policy": repr(self._policy),
             "shape": self._shape,
             "is_calibrated": self._is_calibrated,
+            "changes": {name: str(value) for name, value in self._changes.items()},
             "max_common_tokens": self._history.max_common_tokens,
             "window_epochs": self._history.window_epochs,
             "das": das.__version__,
@@ -184,6 +190,9 @@ _VARIANTS: dict[str, dict[str, Any]] = {
     "das-tree": {"shape": "tree"},
     "das-uncalibrated": {"is_calibrated": False},
     "das-no-common": {"max_common_tokens": 0},
+    "das-longest-match": {"changes": {"max_contexts": 1}},
+    "das-one-source": {"changes": {"is_keyed_by_source": False}},
+    "das-unforgetting": {"changes": {"cell_memory": math.inf}},
 }
 _POLICIES: dict[str, Callable[[float], BudgetPolicy]] = {
     "price": lambda value: das.PriceBudget(min_survival=value, max_draft_tokens=MAX_DRAFT_TOKENS),
@@ -196,7 +205,7 @@ _POLICIES: dict[str, Callable[[float], BudgetPolicy]] = {
 def create(side: str, *, cap: int = MAX_DRAFT_TOKENS, **settings: object) -> Side:
     """Make a side: a peer's name with its settings, or das with a policy: `das:price=0.15`, `das:fixed=8`,
     `das:throughput=128` (self-tuned for that many running requests; 0: those that run). `das-tree:` drafts trees;
-    `das-uncalibrated:` and `das-no-common:` do without one part of the rule."""
+    the other names that begin with das do without one part of the rule."""
     name, _, policy = side.partition(":")
     if name not in _VARIANTS:
         return OfPeer(side, cap, settings)

@@ -1,4 +1,4 @@
-from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdint cimport int16_t, int32_t, int64_t, uint64_t
 
 from das._tree cimport Cursor
 from das._tree_arrays cimport Tree
@@ -28,9 +28,19 @@ cdef enum Source:               # who ever continued the last token so
     BY_OTHERS = 3               # other prompts only
     NUM_SOURCES = 4
 
+cdef struct RuleParameters:     # `_rule.pyx` explains them
+    double* hits
+    double* misses
+    double* histogram
+    double* explained
+    double kept                 # of a cell's counts, when it learns
+    int32_t max_levels
+    int32_t source_mask         # of a prediction's source, for its row of cells: all bits, or none
+
 cdef struct Prediction:
     int32_t token
-    int32_t cell
+    int16_t cell
+    int16_t source
     float rate                  # the calibrated probability that it is right if all before it are
 
 cdef struct Branches:           # a pending draft that is a tree; position 0 is the end of the context, j + 1 behind node j
@@ -51,7 +61,8 @@ cdef struct Request:
     bint is_tree                # the pending draft and its predictions are in `branches`, not in `asked`
     Branches* branches          # NULL until the first tree
     Prediction[MAX_DRAFT + 1] asked
-    double* explained           # where it counts what its prompt's history explains; NULL: there is none
+    const RuleParameters* rule
+    bint has_history            # its prompt has rollouts of earlier epochs
     int64_t num_prompt          # tokens
     int64_t max_total           # prompt and response tokens together
     uint64_t prompt_key
@@ -86,12 +97,10 @@ cdef struct Chain:              # a draft being made
 cdef int32_t begin_group(Chain* chains, int32_t num_chains, int32_t* active) noexcept nogil
 cdef void gather_group(Chain* chains, const int32_t* active, int32_t num_active) noexcept nogil
 cdef double blend(Chain* chain, int32_t token) noexcept nogil
-cdef int32_t cell_of(Chain* chain, int32_t token, double probability) noexcept nogil
-cdef double hit_rate(const double* hits, const double* misses, int32_t cell, double probability) noexcept nogil
-cdef bint learn(const Prediction* prediction, double* hits, double* misses, double* histogram,
-                int32_t token) noexcept nogil
-cdef void draft_group(Chain* chains, int32_t num_chains, const double* hits, const double* misses) noexcept nogil
+cdef void find_cell(Chain* chain, Prediction* prediction, double probability) noexcept nogil
+cdef double hit_rate(const RuleParameters* rule, int32_t cell, double probability) noexcept nogil
+cdef bint learn(const RuleParameters* rule, const Prediction* prediction, int32_t token) noexcept nogil
+cdef void draft_group(Chain* chains, int32_t num_chains) noexcept nogil
 cdef void note_answer(const Request* request, const Prediction* prediction, bint was_hit) noexcept nogil
 cdef bint explains_nothing(const double* explained) noexcept nogil
-cdef void score(Request* request, double* hits, double* misses, double* histogram, const int32_t* token_ids,
-                int64_t num_tokens) noexcept nogil
+cdef void score(Request* request, const int32_t* token_ids, int64_t num_tokens) noexcept nogil

@@ -25,7 +25,8 @@ Each answered prediction also enters a histogram of calibrated probabilities, fr
 they can be trusted. Nothing here reads it.
 """
 from libc.math cimport log
-from libc.stdint cimport int32_t, int64_t, uint32_t
+from libc.stdint cimport int16_t, int32_t, int64_t, uint32_t
+from libc.string cimport memmove
 
 from das._tree cimport (
     Continuation, count_continuation, cursor_advance, cursor_of_sequence, prefetch_places, prefetch_sequence,
@@ -47,7 +48,6 @@ cdef double PRIOR_STRENGTH = 4.0    # predictions' worth of trust in P before a 
 # with 2000 at most 2 %. Fewer gain a little more at self-tuned prices, but draft 3 to 5 % less at a given price than the
 # study that found the rule (figures in DESIGN.md).
 cdef double MEMORY = 2000.0
-cdef double KEPT = 1.0 - 1.0 / MEMORY
 # Of real rollouts, a history explains half and more of what is emitted; of a replaced policy's, what comes by accident.
 cdef double EXPLAINED_MEMORY = 256.0    # predictions by which histories are judged
 cdef double EXPLAINED_PRIOR = 8.0       # predictions' worth of trust in histories before anything is known
@@ -73,6 +73,13 @@ cdef void _gather(Chain* chain) noexcept nogil:
         for tree in range(chain.request.num_trees - 1, -1, -1):
             if ORDERS[level] <= num_orders[tree] and not _read_level(chain, tree, ORDERS[level]):
                 num_orders[tree] = 0    # longer contexts have no continuation either
+    if evidence.num_levels > chain.request.rule.max_levels:
+        _keep_longest(evidence, chain.request.rule.max_levels)
+
+
+cdef void _keep_longest(Evidence* evidence, int32_t num_levels) noexcept nogil:
+    memmove(evidence.levels, &evidence.levels[evidence.num_levels - num_levels], num_levels * sizeof(Level))
+    evidence.num_levels = num_levels
 
 
 cdef bint _read_level(Chain* chain, int32_t tree, int32_t order) noexcept nogil:
@@ -103,20 +110,21 @@ cdef double _count_at(Chain* chain, const Level* level, int32_t token) noexcept 
     return WEIGHTS[level.tree] * (<double>count[RUNNING] + count[HISTORY])
 
 
-cdef int32_t cell_of(Chain* chain, int32_t token, double probability) noexcept nogil:
+cdef void find_cell(Chain* chain, Prediction* prediction, double probability) noexcept nogil:
     """The calibration cell of a prediction: who ever continued the last token so, and the bin of the logit."""
     cdef uint32_t[2] count
     cdef int32_t source = BY_OTHERS
     cdef int32_t bin_
     cdef double clipped = min(max(probability, 1e-4), 1.0 - 1e-4)
     if chain.cursors[OWN].num_orders > 0:
-        count_continuation(chain.request.grows[OWN].tree, &chain.cursors[OWN].places[1], 1, token, count)
+        count_continuation(chain.request.grows[OWN].tree, &chain.cursors[OWN].places[1], 1, prediction.token, count)
         if count[HISTORY] > 0:
             source = BY_BOTH if count[RUNNING] > 0 else BY_HISTORY
         elif count[RUNNING] > 0:
             source = BY_RUNNING
     bin_ = <int32_t>((log(clipped / (1.0 - clipped)) + 4.0) * (NUM_BINS / 8.0))
-    return source * NUM_BINS + min(max(bin_, 0), NUM_BINS - 1)
+    prediction.source = <int16_t>source
+    prediction.cell = <int16_t>((source & chain.request.rule.source_mask) * NUM_BINS + min(max(bin_, 0), NUM_BINS - 1))
 
 
 cdef double blend(Chain* chain, int32_t token) noexcept nogil:
@@ -129,9 +137,10 @@ cdef double blend(Chain* chain, int32_t token) noexcept nogil:
     return estimate
 
 
-cdef double hit_rate(const double* hits, const double* misses, int32_t cell, double probability) noexcept nogil:
+cdef double hit_rate(const RuleParameters* rule, int32_t cell, double probability) noexcept nogil:
     """The calibrated probability of a prediction."""
-    return (hits[cell] + PRIOR_STRENGTH * probability) / (hits[cell] + misses[cell] + PRIOR_STRENGTH)
+    return ((rule.hits[cell] + PRIOR_STRENGTH * probability)
+            / (rule.hits[cell] + rule.misses[cell] + PRIOR_STRENGTH))
 
 
 cdef double _best(Chain* chain, Prediction* best) noexcept nogil:
@@ -150,12 +159,12 @@ cdef double _best(Chain* chain, Prediction* best) noexcept nogil:
             if estimate > probability:
                 probability = estimate
                 best.token = token
-    best.cell = cell_of(chain, best.token, probability)
+    find_cell(chain, best, probability)
     return probability
 
 # ------------------------------------------------------------------------------------------------ a group of chains
 
-cdef void draft_group(Chain* chains, int32_t num_chains, const double* hits, const double* misses) noexcept nogil:
+cdef void draft_group(Chain* chains, int32_t num_chains) noexcept nogil:
     """Replace the pending drafts of a few requests.
 
     One draft is a long row of reads from scattered memory, each depending on the last; a group of drafts is many rows
@@ -168,7 +177,7 @@ cdef void draft_group(Chain* chains, int32_t num_chains, const double* hits, con
         gather_group(chains, active, num_active)
         num_left = 0
         for i in range(num_active):
-            if _draft_token(&chains[active[i]], hits, misses):
+            if _draft_token(&chains[active[i]]):
                 active[num_left] = active[i]
                 num_left += 1
         num_active = num_left
@@ -224,7 +233,7 @@ cdef int32_t begin_group(Chain* chains, int32_t num_chains, int32_t* active) noe
     return num_active
 
 
-cdef bint _draft_token(Chain* chain, const double* hits, const double* misses) noexcept nogil:
+cdef bint _draft_token(Chain* chain) noexcept nogil:
     """Ask for the next token and draft it; False where the chain ends, for want of text, of worth or of room.
 
     The last prediction asked for is mostly not drafted: a chain that is not cut by its text asks one more.
@@ -237,7 +246,7 @@ cdef bint _draft_token(Chain* chain, const double* hits, const double* misses) n
         return False
     probability = _best(chain, asked)
     request.num_asked += 1
-    rate = hit_rate(hits, misses, asked.cell, probability)
+    rate = hit_rate(request.rule, asked.cell, probability)
     asked.rate = <float>rate
     if request.num_drafted == chain.max_draft_tokens or chain.path * rate < chain.min_survival:
         return False
@@ -251,13 +260,12 @@ cdef bint _draft_token(Chain* chain, const double* hits, const double* misses) n
 
 # ------------------------------------------------------------------------------------------------ feedback
 
-cdef void score(Request* request, double* hits, double* misses, double* histogram, const int32_t* token_ids,
-                int64_t num_tokens) noexcept nogil:
+cdef void score(Request* request, const int32_t* token_ids, int64_t num_tokens) noexcept nogil:
     """Teach the cells: a prediction counts as long as everything before it came true."""
     cdef int64_t i
     cdef bint was_hit = True
     for i in range(min(num_tokens, <int64_t>request.num_asked)):
-        was_hit = learn(&request.asked[i], hits, misses, histogram, token_ids[i])
+        was_hit = learn(request.rule, &request.asked[i], token_ids[i])
         note_answer(request, &request.asked[i], was_hit)
         if not was_hit:
             break
@@ -265,12 +273,12 @@ cdef void score(Request* request, double* hits, double* misses, double* histogra
 
 cdef void note_answer(const Request* request, const Prediction* prediction, bint was_hit) noexcept nogil:
     """Count whether the most probable token of a position came, and the prompt's history knew it."""
-    cdef int32_t source = prediction.cell // NUM_BINS
-    if request.explained == NULL:
-        return
-    request.explained[0] *= 1.0 - 1.0 / EXPLAINED_MEMORY
-    request.explained[1] *= 1.0 - 1.0 / EXPLAINED_MEMORY
-    request.explained[0 if was_hit and (source == BY_HISTORY or source == BY_BOTH) else 1] += 1.0
+    cdef double* explained = request.rule.explained
+    cdef bint is_known = prediction.source == BY_HISTORY or prediction.source == BY_BOTH
+    if request.has_history:
+        explained[0] *= 1.0 - 1.0 / EXPLAINED_MEMORY
+        explained[1] *= 1.0 - 1.0 / EXPLAINED_MEMORY
+        explained[0 if was_hit and is_known else 1] += 1.0
 
 
 cdef bint explains_nothing(const double* explained) noexcept nogil:
@@ -279,21 +287,20 @@ cdef bint explains_nothing(const double* explained) noexcept nogil:
             < LEAST_EXPLAINED * (explained[0] + explained[1] + EXPLAINED_PRIOR))
 
 
-cdef bint learn(const Prediction* prediction, double* hits, double* misses, double* histogram,
-                int32_t token) noexcept nogil:
+cdef bint learn(const RuleParameters* rule, const Prediction* prediction, int32_t token) noexcept nogil:
     """Teach the cell of a prediction whose context came true what came then; True where it was right."""
     cdef bint was_hit = prediction.token == token
     cdef double rate = prediction.rate
-    cdef double* figures = histogram + NUM_FIGURES * (NUM_RATES - 1)
+    cdef double* figures = rule.histogram + NUM_FIGURES * (NUM_RATES - 1)
     if 0.0 <= rate < 1.0:       # cells are plain arrays that a caller may have filled with anything
-        figures = histogram + NUM_FIGURES * <int32_t>(rate * NUM_RATES)
+        figures = rule.histogram + NUM_FIGURES * <int32_t>(rate * NUM_RATES)
     figures[0] += 1.0
     figures[1] += was_hit
     figures[2] += rate
-    hits[prediction.cell] *= KEPT
-    misses[prediction.cell] *= KEPT
+    rule.hits[prediction.cell] *= rule.kept
+    rule.misses[prediction.cell] *= rule.kept
     if was_hit:
-        hits[prediction.cell] += 1.0
+        rule.hits[prediction.cell] += 1.0
     else:
-        misses[prediction.cell] += 1.0
+        rule.misses[prediction.cell] += 1.0
     return was_hit

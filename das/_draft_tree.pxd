@@ -16,7 +16,6 @@ cdef struct Search:             # a tree being drafted, beside its Chain, which 
     Offer[(MAX_DRAFT + 1) * MAX_CHILDREN] offers
     Cursor[(MAX_DRAFT + 1) * NUM_TREES] cursors     # of each position
 
-cdef void draft_tree_group(Chain* chains, Search* searches, int32_t num_chains, const double* hits,
-                           const double* misses) noexcept nogil
-cdef int64_t score_tree(Request* request, double* hits, double* misses, double* histogram, const int32_t* token_ids,
-                        int64_t num_tokens, int64_t num_verified) noexcept nogil
+cdef void draft_tree_group(Chain* chains, Search* searches, int32_t num_chains) noexcept nogil
+cdef int64_t score_tree(Request* request, const int32_t* token_ids, int64_t num_tokens,
+                        int64_t num_verified) noexcept nogil

@@ -18,7 +18,7 @@ so siblings together never claim more than certainty, and each answers a questio
 from libc.string cimport memcpy
 
 from das._draft cimport (
-    GROUP_SIZE, Branches, Level, Prediction, begin_group, blend, cell_of, gather_group, hit_rate, learn,
+    GROUP_SIZE, Branches, Level, Prediction, begin_group, blend, find_cell, gather_group, hit_rate, learn,
     note_answer,
 )
 from das._tree cimport cursor_advance, first_continuation
@@ -27,8 +27,7 @@ MAX_CHILDREN_OF_NODE = MAX_CHILDREN
 
 # ------------------------------------------------------------------------------------------------ the search
 
-cdef void draft_tree_group(Chain* chains, Search* searches, int32_t num_chains, const double* hits,
-                           const double* misses) noexcept nogil:
+cdef void draft_tree_group(Chain* chains, Search* searches, int32_t num_chains) noexcept nogil:
     """Replace the pending drafts of a few requests by trees, side by side as `draft_group` does it."""
     cdef int32_t[GROUP_SIZE] active
     cdef int32_t i, num_left
@@ -41,14 +40,14 @@ cdef void draft_tree_group(Chain* chains, Search* searches, int32_t num_chains, 
         gather_group(chains, active, num_active)
         num_left = 0
         for i in range(num_active):
-            _offer_children(&chains[active[i]], &searches[active[i]], hits, misses)
+            _offer_children(&chains[active[i]], &searches[active[i]])
             if _add_node(&chains[active[i]], &searches[active[i]]):
                 active[num_left] = active[i]
                 num_left += 1
         num_active = num_left
 
 
-cdef void _offer_children(Chain* chain, Search* search, const double* hits, const double* misses) noexcept nogil:
+cdef void _offer_children(Chain* chain, Search* search) noexcept nogil:
     """Ask what follows the position reached last, and offer it."""
     cdef int32_t position = chain.request.num_drafted
     cdef Prediction* asked = &chain.request.branches.asked[position * MAX_CHILDREN]
@@ -61,7 +60,7 @@ cdef void _offer_children(Chain* chain, Search* search, const double* hits, cons
     chain.request.branches.num_asked[position] = num_asked
     chain.request.num_asked = position + 1
     for i in range(num_asked):
-        rate = hit_rate(hits, misses, asked[i].cell, rates[i])
+        rate = hit_rate(chain.request.rule, asked[i].cell, rates[i])
         asked[i].rate = <float>rate
         rates[i] = left * rate
         left -= rates[i]
@@ -91,7 +90,7 @@ cdef int32_t _candidates(Chain* chain, Prediction* ranked, double* probabilities
         probability = probabilities[i]
         probabilities[i] = min(1.0, probability / max(left, 1e-9))
         left -= probability
-        ranked[i].cell = cell_of(chain, ranked[i].token, probabilities[i])
+        find_cell(chain, &ranked[i], probabilities[i])
     return num_ranked
 
 
@@ -180,8 +179,8 @@ cdef Offer _pop(Search* search) noexcept nogil:
 
 # ------------------------------------------------------------------------------------------------ feedback
 
-cdef int64_t score_tree(Request* request, double* hits, double* misses, double* histogram, const int32_t* token_ids,
-                        int64_t num_tokens, int64_t num_verified) noexcept nogil:
+cdef int64_t score_tree(Request* request, const int32_t* token_ids, int64_t num_tokens,
+                        int64_t num_verified) noexcept nogil:
     """Teach the cells along the path that came true, siblings before it included; return the path's length.
 
     Only the first `num_verified` nodes count; the predictions behind the path's last one are answered by the token after.
@@ -195,7 +194,7 @@ cdef int64_t score_tree(Request* request, double* hits, double* misses, double* 
     while accepted < num_tokens and position < request.num_asked:
         for i in range(branches.num_asked[position]):
             asked = &branches.asked[position * MAX_CHILDREN + i]
-            was_hit = learn(asked, hits, misses, histogram, token_ids[accepted])
+            was_hit = learn(request.rule, asked, token_ids[accepted])
             if i == 0:
                 note_answer(request, asked, was_hit)
             if was_hit:

@@ -4,6 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from das._drafts import DraftBatch
+from das._rule import Rule
 from das._suffix_tree import SuffixTree, TokenIds
 
 @final
@@ -14,13 +15,9 @@ class EmittedTokens:
 
 @final
 class LiveRequests:
-    def __new__(
-        cls,
-        hits: npt.NDArray[np.float64],
-        misses: npt.NDArray[np.float64],
-        histogram: npt.NDArray[np.float64],
-        explained: npt.NDArray[np.float64],
-    ) -> Self: ...
+    def __new__(cls, rule: Rule) -> Self: ...
+    @property
+    def rule(self) -> Rule: ...
     @property
     def num_alone(self) -> int: ...
     @property

@@ -13,14 +13,13 @@ from das._draft cimport (
 )
 from das._draft_tree cimport Search, draft_tree_group, score_tree
 from das._drafts cimport DraftBatch
+from das._rule cimport Rule
 from das._suffix_tree cimport SuffixTree
 from das._token_ids cimport TokenIdBuffer
 from das._tree cimport append, prefetch_places, prefetch_sequence, prefetch_steps, reserve
 from das._tree_arrays cimport HISTORY, ROOT, Sequence
 
 import numpy
-
-from das._draft import CELLS_SHAPE as _CELLS_SHAPE, HISTOGRAM_SHAPE as _HISTOGRAM_SHAPE
 
 cdef struct Step:               # one request's part of a decode step
     int64_t row
@@ -97,9 +96,7 @@ cdef class LiveRequests:
     """The state of all live requests, by row. One thread at a time: the drafter holds its history's lock.
 
     Args:
-        hits, misses: float64 arrays of CELLS_SHAPE, the calibration cells; updated in place.
-        histogram: float64 array of HISTOGRAM_SHAPE, of the calibrated probabilities; updated in place.
-        explained: float64 array of 2, of what prompts' histories explained and what not; updated in place.
+        rule: what they are drafted by, and what their feedback teaches.
 
     Attributes:
         num_alone: rows that grow in their prompt's tree only.
@@ -112,26 +109,13 @@ cdef class LiveRequests:
     cdef int64_t* feedback      # (drafted, accepted) of each decode step since `take_feedback`
     cdef int64_t num_feedback
     cdef int64_t feedback_capacity
-    cdef double[:, ::1] hits
-    cdef double[:, ::1] misses
-    cdef double[:, ::1] histogram
-    cdef double[::1] explained
+    cdef readonly Rule rule
     cdef readonly Py_ssize_t num_alone
 
-    def __cinit__(self, double[:, ::1] hits not None, double[:, ::1] misses not None,
-                  double[:, ::1] histogram not None, double[::1] explained not None):
-        if (hits.shape[0], hits.shape[1]) != _CELLS_SHAPE or (misses.shape[0], misses.shape[1]) != _CELLS_SHAPE:
-            raise ValueError(f"calibration cells must have shape {_CELLS_SHAPE}")
-        if (histogram.shape[0], histogram.shape[1]) != _HISTOGRAM_SHAPE:
-            raise ValueError(f"histogram must have shape {_HISTOGRAM_SHAPE}")
-        if explained.shape[0] != 2:
-            raise ValueError(f"explained must have 2 entries, not {explained.shape[0]}")
+    def __cinit__(self, Rule rule not None):
         self.trees = []
         self.free_rows = []
-        self.hits = hits
-        self.misses = misses
-        self.histogram = histogram
-        self.explained = explained
+        self.rule = rule
 
     def __dealloc__(self):
         cdef Py_ssize_t row
@@ -159,6 +143,7 @@ cdef class LiveRequests:
             self.trees.append(None)
             self.num_rows += 1
         memset(&self.requests[row], 0, sizeof(Request))
+        self.requests[row].rule = &self.rule.parameters
         self.requests[row].num_prompt = num_prompt_tokens
         self.requests[row].max_total = max_total_tokens
         self.requests[row].prompt_key = prompt_key
@@ -180,7 +165,7 @@ cdef class LiveRequests:
     @property
     def history_explains_nothing(self):
         """Whether prompts' histories lately knew next to nothing of what their requests emitted. Complexity: O(1)."""
-        return explains_nothing(&self.explained[0])
+        return explains_nothing(self.rule.parameters.explained)
 
     cdef _place(self, Py_ssize_t row, int32_t which, SuffixTree tree, int32_t slot):
         self.trees[row][which] = tree
@@ -188,7 +173,7 @@ cdef class LiveRequests:
         self.requests[row].grows[which].slot = slot
         self.requests[row].num_trees = max(self.requests[row].num_trees, which + 1)
         if which == OWN:
-            self.requests[row].explained = &self.explained[0] if tree.tree.nodes[ROOT].total[HISTORY] > 0 else NULL
+            self.requests[row].has_history = tree.tree.nodes[ROOT].total[HISTORY] > 0
 
     def remove(self, Py_ssize_t row):
         """Forget a request."""
@@ -310,12 +295,11 @@ cdef class LiveRequests:
         self._remember(request, token_ids, n)
         request.num_asked = min(request.num_asked, <int32_t>num_verified + 1)
         if request.is_tree:
-            accepted = score_tree(request, &self.hits[0, 0], &self.misses[0, 0], &self.histogram[0, 0], token_ids, n,
-                                  num_verified)
+            accepted = score_tree(request, token_ids, n, num_verified)
         else:
             while accepted < min(num_verified, n) and request.asked[accepted].token == token_ids[accepted]:
                 accepted += 1
-            score(request, &self.hits[0, 0], &self.misses[0, 0], &self.histogram[0, 0], token_ids, n)
+            score(request, token_ids, n)
         for tree in range(request.num_trees):
             append(request.grows[tree].tree, request.grows[tree].slot, token_ids, n)
         request.num_drafted = 0
@@ -410,9 +394,9 @@ cdef class LiveRequests:
             in_group += 1
             if in_group == GROUP_SIZE or i == n - 1:
                 if batch.parents != NULL:
-                    draft_tree_group(chains, self.searches, in_group, &self.hits[0, 0], &self.misses[0, 0])
+                    draft_tree_group(chains, self.searches, in_group)
                 else:
-                    draft_group(chains, in_group, &self.hits[0, 0], &self.misses[0, 0])
+                    draft_group(chains, in_group)
                 in_group = 0
         for i in range(n):
             batch.num_tokens[i] = self.requests[rows[i]].num_drafted

@@ -10,6 +10,7 @@ import numpy as np
 from das._draft_tree import MAX_CHILDREN_OF_NODE
 from das._drafts import Draft, DraftBatch, drafts_of, expected_accepted
 from das._live_requests import EmittedTokens, LiveRequests
+from das._rule import Rule
 from das._token_ids import token_id_array
 from das.budget import RunningRequests, caps_array, prices_array
 from das.confidence import Confidence
@@ -46,9 +47,8 @@ class Drafter:
             raise TypeError(f"confidence must be a Confidence or None, not {type(confidence).__name__}")
         self.history = RolloutHistory() if history is None else history
         self.confidence = Confidence() if confidence is None else confidence
-        self._table = LiveRequests(
-            self.confidence.hits, self.confidence.misses, self.confidence.histogram, self.confidence.explained
-        )
+        learned = self.confidence
+        self._table = LiveRequests(Rule(learned.hits, learned.misses, learned.histogram, learned.explained))
         self._requests: dict[str, LiveRequest] = {}
         self._finished = AcceptanceCounters()
         self._in_environment: dict[

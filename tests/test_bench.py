@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.bench_accept import FAMILIES, measure
+from bench.bench_accept import FAMILIES, WITHOUT_A_PART, measure
 from bench.decode import Decode
 from bench.rollouts import prompts_of_size
 from bench.sides import MAX_DRAFT_TOKENS, create
@@ -30,8 +30,7 @@ def test_acceptance_is_measured_to_the_end(order, history):
         "das:fixed=8",
         "das:throughput=0",
         "das-tree:price=0.15",
-        "das-uncalibrated:price=0.15",
-        "das-no-common:fixed=4",
+        *(f"{side}:price=0.15" for side in WITHOUT_A_PART),
     ],
 )
 def test_every_policy_decodes_a_batch_that_refills(side):

@@ -37,7 +37,7 @@ das.history das.confidence das.metrics
 das.prompt_record das.common_text das.reliability
 das.prompt_tree
 das._live_requests das.rollout das.verify
-das._draft_tree das._drafts
+das._draft_tree das._drafts das._rule
 das._draft
 das._suffix_tree
 das._tree_check

@@ -1,0 +1,15 @@
+from typing import final
+
+import numpy as np
+import numpy.typing as npt
+
+@final
+class Rule:
+    def __init__(
+        self,
+        hits: npt.NDArray[np.float64],
+        misses: npt.NDArray[np.float64],
+        histogram: npt.NDArray[np.float64],
+        explained: npt.NDArray[np.float64],
+    ) -> None: ...
+    def change(self, *, cell_memory: float = ..., max_contexts: int = ..., is_keyed_by_source: bool = True) -> None: ...
