@@ -53,6 +53,7 @@ class Das:
         is_calibrated: False: what is learned about acceptance is forgotten before every call, so the blend is believed.
         max_common_tokens: 0: a prompt without history sees no other prompt's text. None: as usual.
         changes: to other parts of the rule, as `Rule.change` takes them.
+        hedge: settings of a Hedge; None: one blend.
     """
 
     def __init__(
@@ -63,13 +64,15 @@ class Das:
         is_calibrated: bool = True,
         max_common_tokens: int | None = None,
         changes: Mapping[str, Any] | None = None,
+        hedge: Mapping[str, Any] | None = None,
     ) -> None:
         self._policy = policy
         self._shape = shape
         self._is_calibrated = is_calibrated
         limits = {} if max_common_tokens is None else {"max_common_tokens": max_common_tokens}
         self._history = das.RolloutHistory(max_bytes=1 << 40, **limits)
-        self._drafter = das.Drafter(self._history)
+        self._hedge = None if hedge is None else dict(hedge)
+        self._drafter = das.Drafter(self._history, hedge=None if hedge is None else das.Hedge(**hedge))
         self._changes = dict(changes or {})
         self._drafter._table.rule.change(**self._changes)
 
@@ -80,6 +83,7 @@ class Das:
             "shape": self._shape,
             "is_calibrated": self._is_calibrated,
             "changes": {name: str(value) for name, value in self._changes.items()},
+            "hedge": self._hedge,
             "max_common_tokens": self._history.max_common_tokens,
             "window_epochs": self._history.window_epochs,
             "das": das.__version__,
@@ -192,6 +196,8 @@ _VARIANTS: dict[str, dict[str, Any]] = {
     "das-no-common": {"max_common_tokens": 0},
     "das-longest-match": {"changes": {"max_contexts": 1}},
     "das-one-source": {"changes": {"is_keyed_by_source": False}},
+    "das-hedged": {"hedge": {}},
+    "das-hedged-by-request": {"hedge": {"learning_rate": 1.0, "share": 0.03, "per_request": True}},
     "das-unforgetting": {"changes": {"cell_memory": math.inf}},
 }
 _POLICIES: dict[str, Callable[[float], BudgetPolicy]] = {
@@ -204,8 +210,8 @@ _POLICIES: dict[str, Callable[[float], BudgetPolicy]] = {
 
 def create(side: str, *, cap: int = MAX_DRAFT_TOKENS, **settings: object) -> Side:
     """Make a side: a peer's name with its settings, or das with a policy: `das:price=0.15`, `das:fixed=8`,
-    `das:throughput=128` (self-tuned for that many running requests; 0: those that run). `das-tree:` drafts trees;
-    the other names that begin with das do without one part of the rule."""
+    `das:throughput=128` (self-tuned for that many running requests; 0: those that run). `das-tree:` drafts trees; the
+    other names that begin with das do without one part of the rule, or hedge."""
     name, _, policy = side.partition(":")
     if name not in _VARIANTS:
         return OfPeer(side, cap, settings)

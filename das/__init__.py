@@ -17,6 +17,7 @@ from das.budget import (
 )
 from das.confidence import Confidence
 from das.drafter import Drafter
+from das.hedge import Hedge
 from das.history import HistoryStatistics, RolloutHistory
 from das.latency import LatencyEstimator, LatencyFit, LatencyModel, fit_latency
 from das.latency_presets import LatencyPreset, latency_preset
@@ -34,6 +35,7 @@ __all__ = [
     "DraftTree",
     "Drafter",
     "FixedBudget",
+    "Hedge",
     "HistoryStatistics",
     "LatencyEstimator",
     "LatencyFit",

@@ -131,6 +131,8 @@ cdef double blend(Chain* chain, int32_t token) noexcept nogil:
     """P of a token: all contexts' evidence, each correcting the weaker ones."""
     cdef double estimate = FIRST_ESTIMATE
     cdef int32_t level
+    if chain.request.experts != NULL:
+        return chain.request.rule.mix(chain, token, NULL)
     for level in range(chain.evidence.num_levels):
         estimate = ((_count_at(chain, &chain.evidence.levels[level], token) + KAPPA * estimate)
                     * chain.evidence.levels[level].share)
@@ -245,6 +247,7 @@ cdef bint _draft_token(Chain* chain) noexcept nogil:
     if chain.evidence.num_levels == 0:
         return False
     probability = _best(chain, asked)
+    note_asked(chain, asked, request.num_asked)
     request.num_asked += 1
     rate = hit_rate(request.rule, asked.cell, probability)
     asked.rate = <float>rate
@@ -266,12 +269,18 @@ cdef void score(Request* request, const int32_t* token_ids, int64_t num_tokens) 
     cdef bint was_hit = True
     for i in range(min(num_tokens, <int64_t>request.num_asked)):
         was_hit = learn(request.rule, &request.asked[i], token_ids[i])
-        note_answer(request, &request.asked[i], was_hit)
+        note_answer(request, &request.asked[i], <int32_t>i, was_hit)
         if not was_hit:
             break
 
 
-cdef void note_answer(const Request* request, const Prediction* prediction, bint was_hit) noexcept nogil:
+cdef void note_asked(Chain* chain, const Prediction* prediction, int32_t position) noexcept nogil:
+    """Remember what each expert says of the most probable token of a position."""
+    if chain.request.experts != NULL:
+        chain.request.rule.mix(chain, prediction.token, &chain.request.experts.opinions[position * NUM_EXPERTS])
+
+
+cdef void note_answer(Request* request, const Prediction* prediction, int32_t position, bint was_hit) noexcept nogil:
     """Count whether the most probable token of a position came, and the prompt's history knew it."""
     cdef double* explained = request.rule.explained
     cdef bint is_known = prediction.source == BY_HISTORY or prediction.source == BY_BOTH
@@ -279,6 +288,8 @@ cdef void note_answer(const Request* request, const Prediction* prediction, bint
         explained[0] *= 1.0 - 1.0 / EXPLAINED_MEMORY
         explained[1] *= 1.0 - 1.0 / EXPLAINED_MEMORY
         explained[0 if was_hit and is_known else 1] += 1.0
+    if request.experts != NULL:
+        request.rule.teach(request, &request.experts.opinions[position * NUM_EXPERTS], was_hit)
 
 
 cdef bint explains_nothing(const double* explained) noexcept nogil:

@@ -33,11 +33,12 @@ das.drafter
 das.live_request
 das.budget das.latency_presets
 das.lengths das.latency
-das.history das.confidence das.metrics
+das.history das.confidence das.hedge das.metrics
 das.prompt_record das.common_text das.reliability
 das.prompt_tree
 das._live_requests das.rollout das.verify
 das._draft_tree das._drafts das._rule
+das._hedge
 das._draft
 das._suffix_tree
 das._tree_check

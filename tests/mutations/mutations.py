@@ -17,6 +17,9 @@ LATENCY = "das/latency.py"
 CONFIDENCE = "das/confidence.py"
 DRAFTER = "das/drafter.py"
 REQUEST = "das/live_request.py"
+RULE = "das/_rule.pyx"
+HEDGE = "das/_hedge.pyx"
+HEDGE_STATE = "das/hedge.py"
 RELIABILITY = "das/reliability.py"
 STEP = "das/step.py"
 
@@ -50,7 +53,7 @@ TESTS = {
         "test_leaks.py",
         "test_details.py",
     ),
-    DRAFT: DRAFT_TESTS,
+    DRAFT: (*DRAFT_TESTS, "test_rule.py", "test_hedge.py"),
     DRAFT_TREE: ("test_draft_tree.py",),
     LIVE: (*DRAFT_TESTS, "test_draft_tree.py"),
     RECORD: HISTORY_TESTS,
@@ -61,6 +64,9 @@ TESTS = {
     LATENCY: ("test_latency.py",),
     CONFIDENCE: ("test_confidence.py",),
     DRAFTER: ("test_common_text.py",),
+    RULE: ("test_rule.py",),
+    HEDGE: ("test_hedge.py",),
+    HEDGE_STATE: ("test_hedge.py",),
     REQUEST: ("test_common_text.py", "test_drafter_failures.py"),
     RELIABILITY: ("test_reliability.py",),
 }
@@ -352,6 +358,23 @@ MUTATIONS = [
              "joining takes bounded time"),
     Mutation(HISTORY, "common-bytes-not-held", ' + self._common.memory_bytes()\n\n\ndef _after', "\n\n\ndef _after",
              "the limit covers the common text"),
+    # ------------------------------------------------------------------------------------------------ parts left out, hedging
+    Mutation(DRAFT, "shortest-kept", "&evidence.levels[evidence.num_levels - num_levels]", "&evidence.levels[0]",
+             "the longest contexts stay"),
+    Mutation(RULE, "sources-always-apart", "-1 if is_keyed_by_source else 0", "-1", "the sources may share one row"),
+    Mutation(HEDGE, "nothing-shared", "+ rule.share / NUM_EXPERTS", "", "who was wrong comes back"),
+    Mutation(HEDGE, "nothing-expected", "exp(-learning_rate * experts.expected_losses[expert])", "1.0",
+             "the mixture is optimistic"),
+    Mutation(HEDGE, "experts-hear-all", "weight * count[source]\n", "counts[FROM_BOTH]\n", "experts know one source each"),
+    Mutation(HEDGE, "limits-ignored", "level.order <= LIMITS[limit] and ", "", "experts have a longest context"),
+    Mutation(HEDGE, "own-weights-shared", "request.experts.weights = &request.experts.own", "pass",
+             "a request may have weights of its own"),
+    Mutation(DRAFT, "chain-position-lost", "note_asked(chain, asked, request.num_asked)", "note_asked(chain, asked, 0)",
+             "each position has opinions of its own"),
+    Mutation(HEDGE_STATE, "merge-by-arithmetic-mean", "np.exp(np.log(weights).mean(axis=0))", "weights.mean(axis=0)",
+             "losses are averaged, not weights"),
+    Mutation(HEDGE_STATE, "mixture-not-loaded", "        expect(self._arrays, self.learning_rate)\n", "",
+             "a loaded state counts at once"),
     # ------------------------------------------------------------------------------------------------ the price
     Mutation(BUDGET, "price-without-drafts", "tokens_ms * (1.0 + self.drafted_per_decode_step)", "tokens_ms",
              "what a token costs now includes the drafts"),
