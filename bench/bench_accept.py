@@ -21,7 +21,7 @@ from typing import get_args
 from bench.decode import C_BASE, Decode
 from bench.harness import Job, Row, measure_all, median, parser, print_table
 from bench.rollouts import GROUP_SIZE, HISTORY_SAMPLES, Change, EndToken, questions_of
-from bench.sides import MAX_DRAFT_TOKENS, create
+from bench.sides import MAX_DRAFT_TOKENS, WIDTHS, create
 
 POINTS = (1, 2, 4, 6, 8, 10, 16)
 PRICES = (0.8, 0.5, 0.3, 0.15, 0.08, 0.03, 0.015, 0)
@@ -43,6 +43,7 @@ class Family:
     side: str
     knob: str
     values: tuple[float, ...]
+    orders: tuple[str, ...] = ("lockstep", "step")  # a width is one for all that draft in a step: `step` only
 
     def job(self, value: float) -> Job:
         """What `create` needs for one setting of the knob."""
@@ -59,6 +60,8 @@ FAMILIES = {
         Family("das:price", "min_survival", PRICES),
         Family("das:throughput", "num_running", BATCHES),
         Family("das:fixed", "max_draft_tokens", CAPS),
+        Family("das-widths:throughput", "num_running", BATCHES[:1], ("step",)),
+        Family("das:width", "width", WIDTHS[1:], ("step",)),
         Family("das-tree:price", "min_survival", PRICES),
         Family("das-tree:long-price", "min_survival", LOW_PRICES),
         Family("das-tree:throughput", "num_running", BATCHES),
@@ -124,6 +127,7 @@ def jobs_of(options: argparse.Namespace) -> list[Job]:
     return [
         {"order": order, "history": history, "family": name, "value": value, **FAMILIES[name].job(value), **common}
         for order, history, name in product(options.orders, histories, options.sides)
+        if order in FAMILIES[name].orders
         for value in FAMILIES[name].values
     ]
 

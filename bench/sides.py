@@ -19,6 +19,8 @@ Draft = list[int] | tuple[list[int], list[int]]
 
 MAX_DRAFT_TOKENS = 16
 LONGEST_DRAFT_TOKENS = 64
+WIDTHS = (0, 3, 7, 15)
+PADDING = -1  # a draft token that no log agrees with
 
 
 class Side(Protocol):
@@ -54,6 +56,7 @@ class Das:
         max_common_tokens: 0: a prompt without history sees no other prompt's text. None: as usual.
         changes: to other parts of the rule, as `Rule.change` takes them.
         hedge: settings of a Hedge; None: one blend.
+        widths: that an engine can verify, one for all requests of a step; drafts are padded to it. None: as they are.
     """
 
     def __init__(
@@ -65,12 +68,14 @@ class Das:
         max_common_tokens: int | None = None,
         changes: Mapping[str, Any] | None = None,
         hedge: Mapping[str, Any] | None = None,
+        widths: Sequence[int] | None = None,
     ) -> None:
         self._policy = policy
         self._shape = shape
         self._is_calibrated = is_calibrated
         limits = {} if max_common_tokens is None else {"max_common_tokens": max_common_tokens}
         self._history = das.RolloutHistory(max_bytes=1 << 40, **limits)
+        self._widths = widths
         self._hedge = None if hedge is None else dict(hedge)
         self._drafter = das.Drafter(self._history, hedge=None if hedge is None else das.Hedge(**hedge))
         self._changes = dict(changes or {})
@@ -84,6 +89,7 @@ class Das:
             "is_calibrated": self._is_calibrated,
             "changes": {name: str(value) for name, value in self._changes.items()},
             "hedge": self._hedge,
+            "widths": self._widths,
             "max_common_tokens": self._history.max_common_tokens,
             "window_epochs": self._history.window_epochs,
             "das": das.__version__,
@@ -110,7 +116,17 @@ class Das:
         """Plan the step and read the drafts."""
         if not self._is_calibrated:
             self._drafter.confidence.reset()
-        drafts = das.plan_step(self._drafter, names, policy=self._policy, num_running=num_running, shape=self._shape)
+        drafts = das.plan_step(
+            self._drafter,
+            names,
+            policy=self._policy,
+            num_running=num_running,
+            shape=self._shape,
+            widths=self._widths,
+        )
+        if drafts.width is not None:
+            chains = (drafts[name].draft_token_ids for name in names)
+            return [chain + [PADDING] * (drafts.width - len(chain)) for chain in chains]
         if self._shape == "tree":
             return [(drafts[name].draft_token_ids, drafts[name].parents) for name in names]
         return [drafts[name].draft_token_ids for name in names]
@@ -196,6 +212,7 @@ _VARIANTS: dict[str, dict[str, Any]] = {
     "das-no-common": {"max_common_tokens": 0},
     "das-longest-match": {"changes": {"max_contexts": 1}},
     "das-one-source": {"changes": {"is_keyed_by_source": False}},
+    "das-widths": {"widths": WIDTHS},
     "das-hedged": {"hedge": {}},
     "das-hedged-by-request": {"hedge": {"learning_rate": 1.0, "share": 0.03, "per_request": True}},
     "das-unforgetting": {"changes": {"cell_memory": math.inf}},
@@ -204,16 +221,19 @@ _POLICIES: dict[str, Callable[[float], BudgetPolicy]] = {
     "price": lambda value: das.PriceBudget(min_survival=value, max_draft_tokens=MAX_DRAFT_TOKENS),
     "long-price": lambda value: das.PriceBudget(min_survival=value, max_draft_tokens=LONGEST_DRAFT_TOKENS),
     "fixed": lambda value: das.FixedBudget(int(value)),
+    "width": lambda value: das.FixedBudget(int(value)),
     "throughput": lambda value: PinnedBatch(int(value)),
 }
 
 
 def create(side: str, *, cap: int = MAX_DRAFT_TOKENS, **settings: object) -> Side:
     """Make a side: a peer's name with its settings, or das with a policy: `das:price=0.15`, `das:fixed=8`,
-    `das:throughput=128` (self-tuned for that many running requests; 0: those that run). `das-tree:` drafts trees; the
-    other names that begin with das do without one part of the rule, or hedge."""
+    `das:throughput=128` (self-tuned for that many running requests; 0: those that run), `das:width=3` (always verified
+    at that width). `das-tree:` drafts trees; `das-widths:` lets the policy pick one of WIDTHS for each step; the other
+    names that begin with das do without one part of the rule, or hedge."""
     name, _, policy = side.partition(":")
     if name not in _VARIANTS:
         return OfPeer(side, cap, settings)
     kind, _, value = policy.partition("=")
-    return Das(_POLICIES[kind](float(value)), **_VARIANTS[name])
+    variant = {"widths": (int(value),)} if kind == "width" else _VARIANTS[name]
+    return Das(_POLICIES[kind](float(value)), **variant)

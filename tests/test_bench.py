@@ -39,6 +39,8 @@ def test_acceptance_is_measured_to_the_end(order, history):
         "das:fixed=8",
         "das:throughput=0",
         "das-tree:price=0.15",
+        "das-widths:throughput=0",
+        "das:width=3",
         *(f"{side}:price=0.15" for side in OTHER_RULES),
     ],
 )
@@ -70,3 +72,15 @@ def test_the_three_changes_of_policy():
     ids, renamed_ids = (np.concatenate([prompt.targets[0] for prompt in prompts]) for prompts in (drift, abrupt))
     assert len(set(zip(ids.tolist(), renamed_ids.tolist(), strict=True))) == len(set(ids.tolist()))
     assert (ids == renamed_ids).mean() < 0.1
+
+
+def test_padding_is_paid_for_and_never_accepted():
+    job = {"log": str(EXAMPLE), "end_token": True, "history": 4, "group_size": 2, "prompts": 3, "order": "step"}
+    always, chosen, free = (
+        measure({**job, "change": "drift", **FAMILIES[name].job(value)})
+        for name, value in (("das:width", 7), ("das-widths:throughput", 0), ("das:throughput", 0))
+    )
+    assert always["drafted_per_step"] == 7
+    assert always["tokens_per_step"] > 1.5
+    assert 0 < chosen["drafted_per_step"] <= 15
+    assert free["batch_cost"] <= chosen["batch_cost"], "one width for all is a restriction"
