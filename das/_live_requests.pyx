@@ -45,7 +45,8 @@ cdef class EmittedTokens:
     Args:
         request_ids: for the messages.
         token_ids: of each request; none changes nothing.
-        num_verified: how many tokens of its pending draft the engine really verified; None: all.
+        num_verified: how many tokens of each pending draft the engine really verified; None: all. None instead of a
+            list: all of each.
     """
     cdef list request_ids
     cdef list num_verified
@@ -53,9 +54,9 @@ cdef class EmittedTokens:
     cdef Step* steps
     cdef Py_ssize_t num_steps
 
-    def __cinit__(self, list request_ids not None, list token_ids not None, list num_verified not None):
+    def __cinit__(self, list request_ids not None, list token_ids not None, list num_verified):
         cdef Py_ssize_t i, n = len(request_ids)
-        if len(token_ids) != n or len(num_verified) != n:
+        if len(token_ids) != n or (num_verified is not None and len(num_verified) != n):
             raise ValueError("token_ids and num_verified must have one entry a request")
         self.request_ids = request_ids
         self.num_verified = num_verified
@@ -68,7 +69,7 @@ cdef class EmittedTokens:
             self.steps[i].first = self.ids.num_tokens
             try:
                 self.steps[i].num_tokens = self.ids.add(token_ids[i], "token_ids")
-                self.steps[i].num_verified = _num_verified(num_verified[i])
+                self.steps[i].num_verified = ALL_VERIFIED if num_verified is None else _num_verified(num_verified[i])
             except (TypeError, ValueError) as error:
                 if type(error) is not TypeError and type(error) is not ValueError:
                     raise               # of the caller's own code
@@ -106,6 +107,8 @@ cdef class LiveRequests:
     cdef Py_ssize_t num_rows
     cdef list trees             # keeps each row's SuffixTrees alive
     cdef list free_rows
+    cdef int64_t num_started
+    cdef int64_t num_calls      # of `rows_of`
     cdef Search* searches       # room for a group of trees; NULL until the first
     cdef int64_t* feedback      # (drafted, accepted) of each decode step since `take_feedback`
     cdef int64_t num_feedback
@@ -158,6 +161,8 @@ cdef class LiveRequests:
         self.requests[row].num_prompt = num_prompt_tokens
         self.requests[row].max_total = max_total_tokens
         self.requests[row].prompt_key = prompt_key
+        self.requests[row].number = self.num_started
+        self.num_started += 1
         self.trees[row] = [None] * NUM_TREES
         self._place(row, OWN, tree, slot)
         self.num_alone += 1
@@ -196,6 +201,30 @@ cdef class LiveRequests:
         self.trees[row] = None
         self.free_rows.append(row)
 
+    def rows_of(self, dict row_of not None, list request_ids not None):
+        """Return the rows of requests, as an int64 array.
+
+        Raises:
+            KeyError: `row_of` does not have a request. ValueError: one is named twice.
+        """
+        cdef Py_ssize_t i, n = len(request_ids)
+        cdef Py_ssize_t row
+        cdef int64_t call
+        rows = numpy.empty(n, dtype=numpy.int64)
+        cdef int64_t[::1] view = rows
+        self.num_calls += 1
+        call = self.num_calls
+        for i in range(n):
+            found = row_of.get(request_ids[i])
+            if found is None:
+                raise KeyError(f"request {request_ids[i]!r} is not running")
+            row = found
+            if self.requests[row].last_call == call:
+                raise ValueError("request_ids names a request twice")
+            self.requests[row].last_call = call
+            view[i] = row
+        return rows
+
     def response(self, Py_ssize_t row):
         """Return all tokens since the prompt, as a new int32 array."""
         cdef Request* request = &self.requests[row]
@@ -211,19 +240,25 @@ cdef class LiveRequests:
         return self.requests[row].num_response
 
     def describe(self, const int64_t[::1] rows not None):
-        """Return the rows' (prompt tokens, response tokens, prompt keys) as int64, int64 and uint64 arrays."""
+        """Return the rows' prompt keys (uint64), and an int64 array of seven rows: request number, prompt tokens,
+        response tokens, decode steps, drafted, accepted and emitted tokens."""
         cdef Py_ssize_t i, n = rows.shape[0]
-        num_prompt = numpy.empty(n, dtype=numpy.int64)
-        num_response = numpy.empty(n, dtype=numpy.int64)
+        cdef Request* request
         keys = numpy.empty(n, dtype=numpy.uint64)
-        cdef int64_t[::1] prompt_view = num_prompt
-        cdef int64_t[::1] response_view = num_response
-        cdef uint64_t[::1] key_view = keys
+        figures = numpy.empty((7, n), dtype=numpy.int64)
+        cdef uint64_t[::1] key = keys
+        cdef int64_t[:, ::1] figure = figures
         for i in range(n):
-            prompt_view[i] = self.requests[rows[i]].num_prompt
-            response_view[i] = self.requests[rows[i]].num_response
-            key_view[i] = self.requests[rows[i]].prompt_key
-        return num_prompt, num_response, keys
+            request = &self.requests[rows[i]]
+            key[i] = request.prompt_key
+            figure[0, i] = request.number
+            figure[1, i] = request.num_prompt
+            figure[2, i] = request.num_response
+            figure[3, i] = request.counters[DECODE_STEPS]
+            figure[4, i] = request.counters[DRAFTED]
+            figure[5, i] = request.counters[ACCEPTED]
+            figure[6, i] = request.counters[EMITTED]
+        return keys, figures
 
     def take_feedback(self):
         """Return (drafted, accepted) of the decode steps since the last call, as two int64 arrays, and forget them."""
@@ -252,24 +287,24 @@ cdef class LiveRequests:
             request.num_asked = 0
         return num_tokens
 
-    def check_verified(self, list rows not None, EmittedTokens emitted not None):
+    def check_verified(self, const int64_t[::1] rows not None, EmittedTokens emitted not None):
         """Raise ValueError where more tokens were verified than the row's pending draft has."""
         cdef Py_ssize_t i
         cdef int64_t num_drafted
-        if len(rows) != emitted.num_steps:
-            raise ValueError(f"{len(rows)} rows, and tokens emitted for {emitted.num_steps} requests")
+        if rows.shape[0] != emitted.num_steps:
+            raise ValueError(f"{rows.shape[0]} rows, and tokens emitted for {emitted.num_steps} requests")
         for i in range(emitted.num_steps):
-            num_drafted = self.requests[<Py_ssize_t>rows[i]].num_drafted
+            num_drafted = self.requests[rows[i]].num_drafted
             if emitted.steps[i].num_verified > num_drafted:
                 raise ValueError(f"request {emitted.request_ids[i]!r}: num_verified_draft_tokens is "
                                  f"{emitted.num_verified[i]}; the pending draft has {num_drafted} tokens")
 
-    def extend(self, list rows not None, EmittedTokens emitted not None):
+    def extend(self, const int64_t[::1] rows not None, EmittedTokens emitted not None):
         """Take one decode step's tokens of each row, in order.
 
         All arguments are checked before the first row is touched.
         """
-        cdef Py_ssize_t i, num_rows = len(rows)
+        cdef Py_ssize_t i, num_rows = rows.shape[0]
         cdef int32_t tree
         cdef Request* request
         cdef Step* steps = emitted.steps

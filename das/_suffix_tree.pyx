@@ -6,8 +6,8 @@ from libc.string cimport memset
 
 from das._token_ids cimport TokenIdBuffer
 from das._tree cimport (
-    Continuation, Cursor, append, close_sequence, count_continuation, cursor_advance, cursor_of_sequence, end_prompt,
-    first_continuation, open_sequence, read_continuation, reserve, step,
+    Continuation, Cursor, append, close_sequence, count_continuation, count_continuations, cursor_advance,
+    cursor_of_sequence, end_prompt, first_continuation, open_sequence, places_of, read_continuation, reserve, step,
 )
 from das._tree_arrays cimport (
     HISTORY, MAX_ORDER_C, NONE, ROOT, RUNNING, Node, Place, Prompt, Tree, allocated_bytes, expect_tokens,
@@ -211,13 +211,13 @@ cdef class SuffixTree:
         Complexity: O(context).
         """
         cdef Place place
-        cdef Continuation found
+        cdef uint32_t[2] count
         cdef TokenIdBuffer context = self.read_context(context_token_ids)
         with self.lock:
             if not _find(&self.tree, context, &place):
                 return 0, 0
-            read_continuation(&self.tree, &place, <int32_t>context.num_tokens, &found)
-            return found.total[RUNNING], found.total[HISTORY]
+            count_continuations(&self.tree, &place, <int32_t>context.num_tokens, count)
+            return count[RUNNING], count[HISTORY]
 
     def child_counts(self, context_token_ids, token_id):
         """Return how often the context occurs with `token_id` next, as (running, history).
@@ -294,6 +294,7 @@ cdef class SuffixTree:
         """
         cdef Cursor cursor
         cdef Continuation found
+        cdef uint32_t[2] count
         cdef int32_t order
         cdef Py_ssize_t i
         by_order = []
@@ -303,10 +304,11 @@ cdef class SuffixTree:
             for i in range(draft.num_tokens):
                 cursor_advance(&self.tree, &cursor, draft.data[i])
             for order in range(1, cursor.num_orders + 1):
-                read_continuation(&self.tree, &cursor.places[order], order, &found)
+                read_continuation(&self.tree, &places_of(&cursor)[order], order, &found)
                 if found.top_count == 0:
                     break
-                by_order.append((found.total[RUNNING], found.total[HISTORY], found.top_token))
+                count_continuations(&self.tree, &places_of(&cursor)[order], order, count)
+                by_order.append((count[RUNNING], count[HISTORY], found.top_token))
         return by_order
 
     def memory_bytes(self):

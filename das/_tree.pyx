@@ -134,30 +134,6 @@ cdef inline void _return_leaf(Sequence* owner, int32_t node, int32_t depth) noex
 
 # ------------------------------------------------------------------------------------------------ places
 
-cdef inline bint step(const Tree* tree, Place* place, int32_t order, int32_t token) noexcept nogil:
-    """Move a place of that order one token down; False, and unmoved, where the tree has no such continuation."""
-    cdef int32_t child = place.below
-    cdef int32_t depth = 0
-    cdef Edge* edge
-    if child == NONE:
-        edge = find_edge(tree, place.node, token)
-        if edge == NULL:
-            return False
-        child = edge.child
-        depth = edge.depth
-    else:
-        if tree.text[start_of(tree, child) + order] != token:
-            return False
-        if child > 0:
-            depth = depth_of(tree, child)
-    if depth == order + 1:
-        place.node = child
-        place.below = NONE
-    else:
-        place.below = child
-    return True
-
-
 cdef inline void climb(const Tree* tree, Place* place, int32_t order) noexcept nogil:
     """Repair a place on an edge that has been split since."""
     cdef int32_t below = place.below
@@ -361,11 +337,14 @@ cdef void cursor_of_sequence(Tree* tree, int32_t slot, Cursor* cursor) noexcept 
     """The contexts at the sequence's end. The sequence's own places stay as they are."""
     cdef Sequence* sequence = &tree.sequences[slot]
     cdef int32_t order
+    cdef Place* places
     cursor.num_orders = sequence.num_pending
+    cursor.first = CURSOR_ROOM - (MAX_ORDER_C + 1)
+    places = places_of(cursor)
     for order in range(cursor.num_orders + 1):
-        cursor.places[order] = sequence.places[order]
-        if cursor.places[order].below != NONE:
-            climb(tree, &cursor.places[order], order)
+        places[order] = sequence.places[order]
+        if places[order].below != NONE:
+            climb(tree, &places[order], order)
 
 
 cdef void prefetch_sequence(const Tree* tree, int32_t slot) noexcept nogil:
@@ -380,11 +359,16 @@ cdef void prefetch_places(const Tree* tree, const Place* places, int32_t num_ord
     """Ask for what tells how contexts of order 1..num_orders continue: counts, and on a leaf's edge the text."""
     cdef int32_t order
     for order in range(1, num_orders + 1):
+        prefetch_continuation(tree, &places[order], order)
         if places[order].below < 0:
-            prefetch(&tree.text[~places[order].below + order])
             prefetch(&tree.leaf_parent[~places[order].below])
-        else:
-            prefetch(&tree.nodes[places[order].below if places[order].below != NONE else places[order].node])
+
+
+cdef inline void prefetch_continuation(const Tree* tree, const Place* place, int32_t order) noexcept nogil:
+    if place.below < 0:
+        prefetch(&tree.text[~place.below + order])
+    else:
+        prefetch(&tree.nodes[place.below if place.below != NONE else place.node])
 
 
 cdef void prefetch_text(const Tree* tree, const Place* places, int32_t num_orders) noexcept nogil:
@@ -399,53 +383,31 @@ cdef void prefetch_steps(const Tree* tree, const Place* places, int32_t num_orde
     """Ask for the edges along which contexts of order 0..num_orders continue with `token`."""
     cdef int32_t order
     for order in range(num_orders + 1):
-        if places[order].below == NONE:
-            prefetch(&tree.edges[home_slot(tree, places[order].node, token)])
+        if places[order].below != NONE:
+            break               # nor does a longer context branch
+        prefetch(&tree.edges[home_slot(tree, places[order].node, token)])
 
 
 cdef void cursor_advance(Tree* tree, Cursor* cursor, int32_t token) noexcept nogil:
-    """The contexts one token later: the context of order n + 1 is that of order n, one step down."""
-    cdef int32_t order
-    cdef int32_t num_orders = 0
-    cdef Place place
-    for order in range(min(cursor.num_orders, tree.max_order - 1), -1, -1):
-        place = cursor.places[order]
-        if step(tree, &place, order, token):
-            cursor.places[order + 1] = place
-            num_orders = max(num_orders, order + 1)
-    cursor.num_orders = num_orders
+    """The contexts one token later: the context of order n + 1 is that of order n, one step down.
 
-
-cdef void read_continuation(Tree* tree, const Place* place, int32_t order, Continuation* found) noexcept nogil:
-    """What follows a context of that order; found.top_count is 0 where nothing does."""
-    cdef Node* node
-    if place.below == NONE:
-        node = &tree.nodes[place.node]
-        found.total = node.total
-        found.top_token = node.top_token
-        found.top_count = node.top_count
-        return
-    found.top_token = tree.text[start_of(tree, place.below) + order]
-    if found.top_token < 0:
-        found.total[RUNNING] = found.total[HISTORY] = found.top_count = 0
-        return
-    counts_of(tree, place.below, found.total)
-    found.top_count = found.total[RUNNING] + found.total[HISTORY]
-
-
-cdef int32_t first_continuation(const Tree* tree, const Place* place, int32_t order) noexcept nogil:
-    """What followed a context of that order where it was first seen; negative: its text ended there."""
-    return tree.text[start_of(tree, place.below if place.below != NONE else place.node) + order]
-
-
-cdef void count_continuation(Tree* tree, const Place* place, int32_t order, int32_t token, uint32_t* count) noexcept nogil:
-    """How often a context of that order continued with `token`, by class."""
-    cdef int32_t child = place.below
-    cdef Edge* edge
-    count[RUNNING] = count[HISTORY] = 0
-    if child == NONE:
-        edge = find_edge(tree, place.node, token)
-        if edge != NULL:
-            counts_of(tree, edge.child, count)
-    elif tree.text[start_of(tree, child) + order] == token:
-        counts_of(tree, child, count)
+    Where a context does not continue with `token`, no longer one does: its end is theirs, too. Asks for the memory that
+    the next reading will touch and the last one has not.
+    """
+    cdef int32_t num_steps = min(cursor.num_orders + 1, tree.max_order)
+    cdef Place* places = places_of(cursor)
+    cdef int32_t order, below
+    for order in range(num_steps):
+        below = places[order].below
+        if not step(tree, &places[order], order, token):
+            num_steps = order
+            break
+        if places[order].below != below:
+            prefetch_continuation(tree, &places[order], order + 1)
+    cursor.num_orders = num_steps
+    if cursor.first == 0:
+        cursor.first = CURSOR_ROOM - (MAX_ORDER_C + 1)
+        memcpy(places_of(cursor), places, MAX_ORDER_C * sizeof(Place))
+    cursor.first -= 1
+    places_of(cursor)[0].node = ROOT
+    places_of(cursor)[0].below = NONE

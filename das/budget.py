@@ -15,10 +15,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from das.latency import DEFAULT_LATENCY, LatencyEstimator, LatencyModel
-
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
+KeyArray = npt.NDArray[np.uint64]
 _INT64, _FLOAT64 = np.dtype(np.int64), np.dtype(np.float64)
 
 
@@ -27,18 +26,60 @@ class RunningRequests:
     """What a policy is told about the requests of one decode step, as arrays with one entry a request.
 
     Args:
-        num_prompt_tokens, num_response_tokens: lengths so far, int64.
+        request_numbers: which request each is, int64: unique to it, in order of start.
         prompt_keys: which prompt each answers, uint64.
+        num_prompt_tokens, num_response_tokens: lengths so far, int64.
+        num_decode_steps, num_drafted_tokens, num_accepted_tokens, num_emitted_tokens: the request's so far, int64.
         num_running: requests in the engine's batch now, at least as many as there are entries.
+        num_waiting: requests that wait for a place in the batch.
     """
 
+    request_numbers: IntArray
+    prompt_keys: KeyArray
     num_prompt_tokens: IntArray
     num_response_tokens: IntArray
-    prompt_keys: npt.NDArray[np.uint64]
+    num_decode_steps: IntArray
+    num_drafted_tokens: IntArray
+    num_accepted_tokens: IntArray
+    num_emitted_tokens: IntArray
     num_running: int
+    num_waiting: int = 0
 
     def __len__(self) -> int:
         return len(self.num_response_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRollouts:
+    """Rollouts that entered the history, as arrays with one entry a rollout, in order of their arrival.
+
+    Args:
+        prompt_keys: which prompt each answers, uint64.
+        num_response_tokens: their lengths, int64.
+        num_decode_steps, num_drafted_tokens, num_accepted_tokens, num_emitted_tokens: of the request that generated
+            it, int64; all 0 where no request of this drafter did.
+    """
+
+    prompt_keys: KeyArray
+    num_response_tokens: IntArray
+    num_decode_steps: IntArray
+    num_drafted_tokens: IntArray
+    num_accepted_tokens: IntArray
+    num_emitted_tokens: IntArray
+
+    def __len__(self) -> int:
+        return len(self.num_response_tokens)
+
+
+def finished_rollouts(rows: Sequence[Sequence[int]]) -> FinishedRollouts:
+    """Return rows of (prompt key, response tokens, decode steps, drafted, accepted, emitted) as arrays."""
+    if not rows:
+        return _NONE_FINISHED
+    keys, *figures = zip(*rows, strict=True)
+    return FinishedRollouts(np.array(keys, np.uint64), *(np.array(column, np.int64) for column in figures))
+
+
+_NONE_FINISHED = FinishedRollouts(np.empty(0, np.uint64), *[np.empty(0, np.int64) for _ in range(5)])
 
 
 def caps_array(caps: Any, *, num_requests: int) -> IntArray:
@@ -61,7 +102,8 @@ def prices_array(prices: Any, *, num_requests: int) -> FloatArray:
 class BudgetPolicy(Protocol):
     """The methods `plan_step` calls. Nothing to inherit from.
 
-    A policy may have `choose_width`, too, as `ThroughputBudget` has it: for engines that verify one width for all.
+    A policy may have two more. `choose_width`, as `ThroughputBudget` has it, is for engines that verify one width for
+    all. `observe_finished(finished: FinishedRollouts)` hears which rollouts entered the history since the last step.
     """
 
     def budgets(self, requests: RunningRequests) -> tuple[IntArray, FloatArray]: ...
@@ -111,7 +153,7 @@ class FixedBudget(_ConstantBudget):
     __slots__ = ()
 
     def __init__(self, max_draft_tokens: int = 8) -> None:
-        super().__init__(_draft_length(max_draft_tokens), 0.0)
+        super().__init__(check_draft_length(max_draft_tokens), 0.0)
 
 
 class UnlimitedBudget(FixedBudget):
@@ -137,11 +179,7 @@ class PriceBudget(_ConstantBudget):
     __slots__ = ()
 
     def __init__(self, *, min_survival: float = 0.15, max_draft_tokens: int = 16) -> None:
-        if isinstance(min_survival, bool) or not isinstance(min_survival, (int, float)):
-            raise TypeError(f"min_survival must be a number, not {type(min_survival).__name__}")
-        if not 0.0 <= min_survival <= 1.0:
-            raise ValueError(f"min_survival is {min_survival}; it must be 0 <= min_survival <= 1")
-        super().__init__(_draft_length(max_draft_tokens), float(min_survival))
+        super().__init__(check_draft_length(max_draft_tokens), check_min_survival(min_survival))
 
 
 class NoDraft(_ConstantBudget):
@@ -151,174 +189,6 @@ class NoDraft(_ConstantBudget):
 
     def __init__(self) -> None:
         super().__init__(0, math.inf)
-
-
-class ThroughputBudget:
-    """Draft while one more token costs less than it brings, at the batch that runs now: a price that tunes itself.
-
-    With T emitted and D drafted tokens per decode step a token costs (c_base / running + c_tok (1 + D)) / T now, and a
-    draft token, at c_tok, is worth its survival times that. So `min_survival = T / (c_base / (c_tok running) + 1 + D)`.
-    c_base stands for all that a pass costs whatever is drafted: c_base, c_engine, c_kv for the context. The price falls
-    as requests end, so the longest rollouts draft most. It stays at or below 1: predictions are asked for, and teach
-    what acceptance to expect, also while none is worth drafting.
-
-    T and D are means over past decode steps, each weighing 0.998 of the next one, from 1.5 and 1.
-
-    Args:
-        latency: a LatencyModel is kept as it is. A LatencyEstimator learns from `step_ms`; give every rank of a
-            tensor-parallel engine the same times, or their drafts differ. None: an estimator that starts from c_base /
-            c_tok = 200 tokens, see `das.latency.DEFAULT_LATENCY`.
-        max_draft_tokens: 0..64.
-
-    Attributes:
-        tokens_per_decode_step, drafted_per_decode_step: T and D.
-
-    Raises:
-        TypeError, ValueError: an argument of the wrong kind, or out of range.
-
-    Source: break-even form of the makespan problem in DAS (arXiv 2511.13841, Eq. 1, 5 and 6), one token at a time.
-    """
-
-    __slots__ = (
-        "_latency",
-        "_open_step",
-        "_open_width",
-        "drafted_per_decode_step",
-        "max_draft_tokens",
-        "tokens_per_decode_step",
-    )
-
-    def __init__(self, *, latency: LatencyModel | LatencyEstimator | None = None, max_draft_tokens: int = 16) -> None:
-        if latency is not None and not isinstance(latency, (LatencyModel, LatencyEstimator)):
-            raise TypeError(f"latency must be a LatencyModel or a LatencyEstimator, not {type(latency).__name__}")
-        self.max_draft_tokens = _draft_length(max_draft_tokens)
-        self._latency = LatencyEstimator(DEFAULT_LATENCY) if latency is None else latency
-        self.tokens_per_decode_step = 1.5
-        self.drafted_per_decode_step = 1.0
-        self._open_step: tuple[int, int] | None = None  # requests, and tokens of their context; None: not the batch
-        self._open_width: int | None = None  # what each request is padded to; None: not at all
-
-    @property
-    def latency(self) -> LatencyModel:
-        """The latency model as of now."""
-        return self._latency if isinstance(self._latency, LatencyModel) else self._latency.latency
-
-    def budgets(self, requests: RunningRequests) -> tuple[IntArray, FloatArray]:
-        """Return caps (int64, tokens) and prices (float64), one entry a request. Never raises. O(requests)."""
-        num_requests = len(requests)
-        latency = self.latency
-        num_context_tokens = 0
-        is_learning = isinstance(self._latency, LatencyEstimator)
-        self._open_width = None
-        if is_learning or latency.c_kv_ms > 0:
-            num_context_tokens = int(requests.num_prompt_tokens.sum() + requests.num_response_tokens.sum())
-        if is_learning:
-            is_whole = 0 < num_requests == requests.num_running
-            self._open_step = (num_requests, num_context_tokens) if is_whole else None
-        price = self._price(latency, max(1, requests.num_running), num_context_tokens / max(1, num_requests))
-        return np.full(num_requests, self.max_draft_tokens, np.int64), np.full(num_requests, price, np.float64)
-
-    def choose_width(self, requests: RunningRequests, expected_accepted: Sequence[float], widths: Sequence[int]) -> int:
-        """Return the verify width at which an emitted token is expected to cost least; of equals the smallest.
-
-        A pass at width w takes `c_base + c_tok running (1 + w)`, whatever is padding, and emits a token a request and
-        what is accepted of the first w draft tokens. Requests that run beside the ones given count like these.
-
-        Args:
-            requests: as `budgets` was asked about last.
-            expected_accepted: how many of them should accept their draft token j, for each j: sums of survival.
-            widths: in ascending order, tokens a request; at least one.
-
-        Never raises. Complexity: O(widths + tokens).
-        """
-        num_requests, num_running = max(1, len(requests)), max(1, requests.num_running)
-        num_context_tokens = int(requests.num_prompt_tokens.sum() + requests.num_response_tokens.sum())
-        num_context_tokens = num_context_tokens * num_running // num_requests
-
-        def cost_ms(width: int) -> float:
-            pass_ms: float = self.latency.step_ms(num_running * (1 + width), num_context_tokens=num_context_tokens)
-            return pass_ms / (1.0 + sum(expected_accepted[:width]) / num_requests)
-
-        self._open_width = min(widths, key=cost_ms)
-        return self._open_width
-
-    def observe(self, drafted: IntArray, accepted: IntArray, *, step_ms: float | None = None) -> None:
-        """Learn from decode steps, as if told of one after the other.
-
-        Args:
-            drafted, accepted: tokens of each decode step, in the order in which they ended.
-            step_ms: of the pass that verified them; None: not measured. A latency estimator learns from it where the
-                steps are those of the whole batch that `budgets` was last asked about.
-
-        Raises:
-            ValueError: drafted and accepted differ in length. Nothing changes then.
-
-        Complexity: O(steps), vectorised: 256 of them in some microseconds.
-        """
-        num_steps = len(drafted)
-        if len(accepted) != num_steps:
-            raise ValueError(f"drafted has {num_steps} entries, accepted {len(accepted)}; they describe the same steps")
-        if num_steps:
-            weights = _USUAL_WEIGHTS[-num_steps:] if num_steps <= len(_USUAL_WEIGHTS) else _weights(num_steps)
-            keep = (1.0 - _RATE) ** num_steps
-            self.tokens_per_decode_step = (
-                keep * self.tokens_per_decode_step + float(np.dot(weights, accepted)) + (1.0 - keep)
-            )
-            self.drafted_per_decode_step = keep * self.drafted_per_decode_step + float(np.dot(weights, drafted))
-        if step_ms is not None and isinstance(self._latency, LatencyEstimator):
-            if self._open_step is not None and self._open_step[0] == num_steps:
-                padded = self._open_width
-                num_drafted = int(np.sum(drafted)) if padded is None else num_steps * padded
-                self._latency.observe(num_steps + num_drafted, self._open_step[1], step_ms)
-            self._open_step = None
-
-    def state(self) -> dict[str, Any]:
-        """Return what was learned, as plain numbers: the running means, and the state of a latency estimator."""
-        means = {name: getattr(self, name) for name in ("tokens_per_decode_step", "drafted_per_decode_step")}
-        return means | ({"latency": self._latency.state()} if isinstance(self._latency, LatencyEstimator) else {})
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Replace what was learned by `state`. What a policy with a fixed latency saved leaves an estimator as it is.
-
-        Raises:
-            KeyError: a mean is missing. TypeError, ValueError: a mean is no number or out of range; as
-            `LatencyEstimator.load_state`. Nothing changes then.
-        """
-        tokens = _mean(state["tokens_per_decode_step"], "tokens_per_decode_step", least=1.0)
-        drafted = _mean(state["drafted_per_decode_step"], "drafted_per_decode_step", least=0.0)
-        if "latency" in state and isinstance(self._latency, LatencyEstimator):
-            self._latency.load_state(state["latency"])
-        self.tokens_per_decode_step, self.drafted_per_decode_step = tokens, drafted
-        self._open_step = None
-
-    def __repr__(self) -> str:
-        return f"ThroughputBudget(latency={self.latency}, max_draft_tokens={self.max_draft_tokens})"
-
-    def _price(self, latency: LatencyModel, num_running: int, mean_context_tokens: float) -> float:
-        num_context_tokens = mean_context_tokens * num_running
-        fixed_ms = latency.step_ms(0, num_context_tokens=num_context_tokens)
-        tokens_ms = latency.c_tok_ms * num_running
-        cost_ms: float = fixed_ms + tokens_ms * (1.0 + self.drafted_per_decode_step)
-        return min(1.0, self.tokens_per_decode_step * tokens_ms / cost_ms)
-
-
-_RATE = 0.002  # of the running means, each decode step of each request; not tuned
-
-
-def _weights(num_steps: int) -> FloatArray:
-    """Return the weight of each of so many steps in a running mean: that of the last is the rate."""
-    return _RATE * (1.0 - _RATE) ** np.arange(num_steps - 1, -1, -1.0)
-
-
-_USUAL_WEIGHTS = _weights(1024)
-
-
-def _mean(value: Any, name: str, *, least: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a number, not {type(value).__name__}")
-    if not least <= value < math.inf:
-        raise ValueError(f"{name} is {value}; it must be {least:g} <= {name} < infinity")
-    return float(value)
 
 
 def _one_a_request(
@@ -352,9 +222,17 @@ def _checked_array(
         raise ValueError(f"{name} holds {max(values, key=abs)}, which is out of range") from None
 
 
-def _draft_length(max_draft_tokens: int) -> int:
-    if isinstance(max_draft_tokens, bool) or not isinstance(max_draft_tokens, int):
-        raise TypeError(f"max_draft_tokens must be an int, not {type(max_draft_tokens).__name__}")
-    if not 0 <= max_draft_tokens <= 64:
-        raise ValueError(f"max_draft_tokens is {max_draft_tokens}; it must be 0 <= max_draft_tokens <= 64")
-    return max_draft_tokens
+def check_draft_length(num_tokens: int, name: str = "max_draft_tokens") -> int:
+    if isinstance(num_tokens, bool) or not isinstance(num_tokens, int):
+        raise TypeError(f"{name} must be an int, not {type(num_tokens).__name__}")
+    if not 0 <= num_tokens <= 64:
+        raise ValueError(f"{name} is {num_tokens}; it must be 0 <= {name} <= 64")
+    return num_tokens
+
+
+def check_min_survival(min_survival: float) -> float:
+    if isinstance(min_survival, bool) or not isinstance(min_survival, (int, float)):
+        raise TypeError(f"min_survival must be a number, not {type(min_survival).__name__}")
+    if not 0.0 <= min_survival <= 1.0:
+        raise ValueError(f"min_survival is {min_survival}; it must be 0 <= min_survival <= 1")
+    return float(min_survival)

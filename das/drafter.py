@@ -12,7 +12,7 @@ from das._drafts import Draft, DraftBatch, drafts_of, expected_accepted
 from das._live_requests import EmittedTokens, LiveRequests
 from das._rule import Rule
 from das._token_ids import token_id_array
-from das.budget import RunningRequests, caps_array, prices_array
+from das.budget import FinishedRollouts, RunningRequests, caps_array, finished_rollouts, prices_array
 from das.confidence import Confidence
 from das.hedge import Hedge
 from das.history import RolloutHistory
@@ -64,7 +64,10 @@ class Drafter:
             hedge.apply_to(rule)
         self._table = LiveRequests(rule)
         self._requests: dict[str, LiveRequest] = {}
+        self._row_of: dict[str, int] = {}  # of each request in the table, which looks them up for a whole batch
+        self._with_environment: dict[str, LiveRequest] = {}  # requests that have had environment tokens
         self._finished = AcceptanceCounters()
+        self._num_finished_heard = 0
         self._in_environment: dict[
             str, None
         ] = {}  # in order: requests whose trailing environment tokens the tree has not seen
@@ -118,6 +121,7 @@ class Drafter:
             request.enter(tree, self._table, self._common_tree_for(record))
             record.open_requests[request] = None
             self._requests[request_id] = request
+            self._row_of[request_id] = request.row
 
     def extend(
         self,
@@ -145,15 +149,14 @@ class Drafter:
         """
         emitted = EmittedTokens([request_id], [token_ids], [num_verified_draft_tokens if generated else None])
         with self.history.lock:
-            request = self._request(request_id)
             if not generated:
+                request = self._request(request_id)
                 request.note_environment(emitted)
                 self._in_environment[request_id] = None
+                if request.runs:  # none, where there was no token
+                    self._with_environment[request_id] = request
                 return
-            if self._in_environment and emitted.num_tokens:
-                self._table.check_verified([request.row], emitted)  # before anything changes
-                self._enter_environment()
-            self._extend([request], emitted)
+            self._extend([request_id], emitted)
 
     def extend_batch(
         self,
@@ -179,14 +182,10 @@ class Drafter:
             if not isinstance(argument, Mapping):
                 raise TypeError(f"{name} must be a mapping from request_id, not {type(argument).__name__}")
         request_ids = list(token_ids)
-        emitted = EmittedTokens(request_ids, list(token_ids.values()), [verified.get(name) for name in request_ids])
+        num_verified = [verified.get(name) for name in request_ids] if verified else None
+        emitted = EmittedTokens(request_ids, list(token_ids.values()), num_verified)
         with self.history.lock:
-            requests = self._running(request_ids)
-            rows = [request.row for request in requests]
-            if self._in_environment and emitted.num_tokens:
-                self._table.check_verified(rows, emitted)  # before anything changes
-                self._enter_environment()
-            self._extend(requests, emitted)
+            self._extend(request_ids, emitted)
 
     def draft(
         self,
@@ -232,7 +231,7 @@ class Drafter:
         caps = caps_array(max_draft_tokens, num_requests=len(request_ids))
         prices = prices_array(min_survival, num_requests=len(request_ids))
         with self.history.lock:
-            rows = self._rows(request_ids)
+            rows = self._table.rows_of(self._row_of, request_ids)
             if self._in_environment or self._lacks_common_text():
                 self._table.check_budgets(caps, prices)  # before anything changes
                 self._enter_environment()
@@ -250,30 +249,49 @@ class Drafter:
                 self._table.clip(rows, batch, max_batch_draft_tokens)
             return dict(zip(request_ids, drafts_of(batch), strict=True))
 
-    def running(self, request_ids: Sequence[str], *, num_running: int | None = None) -> RunningRequests:
+    def running(
+        self, request_ids: Sequence[str], *, num_running: int | None = None, num_waiting: int = 0
+    ) -> RunningRequests:
         """Return what a budget policy needs to know of these requests.
 
         Raises:
-            KeyError: unknown request. TypeError, ValueError: a request named twice, or a bad `num_running`.
+            KeyError: unknown request. TypeError, ValueError: a request named twice, or a bad number.
 
         Complexity: O(requests).
         """
         if num_running is not None:
             check_int(num_running, "num_running", below=1 << 62)
+        check_int(num_waiting, "num_waiting", below=1 << 62)
         request_ids = list(request_ids)
         with self.history.lock:
-            num_prompt_tokens, num_response_tokens, prompt_keys = self._table.describe(self._rows(request_ids))
-            return RunningRequests(
-                num_prompt_tokens=num_prompt_tokens,
-                num_response_tokens=num_response_tokens,
-                prompt_keys=prompt_keys,
-                num_running=max(len(num_prompt_tokens), num_running or 0),
-            )
+            keys, figures = self._table.describe(self._table.rows_of(self._row_of, request_ids))
+        numbers, num_prompt, num_response, num_steps, num_drafted, num_accepted, num_emitted = figures
+        return RunningRequests(
+            request_numbers=numbers,
+            prompt_keys=keys,
+            num_prompt_tokens=num_prompt,
+            num_response_tokens=num_response,
+            num_decode_steps=num_steps,
+            num_drafted_tokens=num_drafted,
+            num_accepted_tokens=num_accepted,
+            num_emitted_tokens=num_emitted,
+            num_running=max(len(keys), num_running or 0),
+            num_waiting=num_waiting,
+        )
 
     def take_feedback(self) -> tuple[np.ndarray, np.ndarray]:
         """Return (drafted, accepted) of the decode steps since the last call, int64, in order of `extend`."""
         with self.history.lock:
             return self._table.take_feedback()
+
+    def take_finished(self) -> FinishedRollouts:
+        """Return the rollouts that entered the history since the last call, whoever added them.
+
+        Of more than 65,536 the last ones. Complexity: O(rollouts returned).
+        """
+        with self.history.lock:
+            self._num_finished_heard, rollouts = self.history.finished_since(self._num_finished_heard)
+        return finished_rollouts(rollouts)
 
     def finish(
         self, request_id: str, *, reward: float | None = None, training_step: int | None = None, keep: bool = True
@@ -314,11 +332,13 @@ class Drafter:
                 )
             request.leave()  # from here on nothing can fail
             del self._requests[request_id]
+            del self._row_of[request_id]
             self._in_environment.pop(request_id, None)
+            self._with_environment.pop(request_id, None)
             request.record.open_requests.pop(request, None)
             request.record.has_finished = True
             self._finished += counters
-            self.history.finish(request.key, request.tree, rollout)
+            self.history.finish(request.key, request.tree, rollout, counters)
             return counters
 
     def close(self) -> None:
@@ -360,31 +380,24 @@ class Drafter:
             running = (AcceptanceCounters(*self._table.counters(r.row)) for r in self._requests.values())
             return sum(running, self._finished)
 
-    def _extend(self, requests: list[LiveRequest], emitted: EmittedTokens) -> None:
+    def _extend(self, request_ids: list[str], emitted: EmittedTokens) -> None:
+        rows = self._table.rows_of(self._row_of, request_ids)
+        if self._in_environment and emitted.num_tokens:
+            self._table.check_verified(rows, emitted)  # before anything changes
+            self._enter_environment()
         try:
-            self._table.extend([request.row for request in requests], emitted)
+            self._table.extend(rows, emitted)
         finally:  # also of those before one that found no memory
-            for request in requests:
-                if request.runs:
-                    request.count_generated()
+            if self._with_environment:
+                for request_id in request_ids:
+                    if request_id in self._with_environment:
+                        self._with_environment[request_id].count_generated()
 
     def _request(self, request_id: str) -> LiveRequest:
         request = self._requests.get(request_id)
         if request is None:
             raise KeyError(f"request {request_id!r} is not running")
         return request
-
-    def _running(self, request_ids: list[str]) -> list[LiveRequest]:
-        try:
-            return [self._requests[request_id] for request_id in request_ids]
-        except KeyError as error:
-            raise KeyError(f"request {error.args[0]!r} is not running") from None
-
-    def _rows(self, request_ids: list[str]) -> np.ndarray:
-        rows = [request.row for request in self._running(request_ids)]
-        if len(set(rows)) != len(rows):
-            raise ValueError("request_ids names a request twice")
-        return np.array(rows, np.int64)
 
     def _enter_environment(self) -> None:
         for request_id in self._in_environment:

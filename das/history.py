@@ -6,18 +6,22 @@ import os
 import threading
 import time
 import weakref
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from typing import NoReturn
 
 from das.common_text import CommonText
+from das.metrics import AcceptanceCounters
 from das.prompt_record import PromptRecord
 from das.prompt_tree import PromptTree
 from das.rollout import Rollout, check_int
 
 TREE_BYTES_PER_TOKEN = 80  # for the sake of `max_bytes`, before a tree is built; 65 is usual
+_NUM_FINISHED_KEPT = 1 << 16  # rollouts that a policy which looks seldom still hears of
+_NOT_GENERATED_HERE = AcceptanceCounters()
 _HISTORIES: weakref.WeakSet[RolloutHistory] = weakref.WeakSet()
 
 
@@ -102,6 +106,7 @@ class RolloutHistory:
         self.max_common_tokens = max_common_tokens
         self._common = CommonText(max_common_tokens)
         self._counts: Counter[str] = Counter()  # by field of HistoryStatistics
+        self._finished: deque[tuple[int, ...]] = deque(maxlen=_NUM_FINISHED_KEPT)
         _HISTORIES.add(self)
 
     def add(self, rollout: Rollout) -> bool:
@@ -238,13 +243,19 @@ class RolloutHistory:
         """
         return self._common.tree_for_start() if history_explains_nothing or len(record) == 0 else None
 
-    def finish(self, prompt_key: int, tree: PromptTree, rollout: Rollout | None) -> None:
+    def finished_since(self, num_heard: int) -> tuple[int, list[tuple[int, ...]]]:
+        """Return how many rollouts were ever new, and (prompt key, length, *counters) of those after `num_heard`."""
+        num_added = self._counts["num_added"]
+        newest_first = list(islice(reversed(self._finished), num_added - num_heard))
+        return num_added, newest_first[::-1]
+
+    def finish(self, prompt_key: int, tree: PromptTree, rollout: Rollout | None, counters: AcceptanceCounters) -> None:
         """A request of that prompt ended: keep its rollout, whose tokens are in `tree` already, or (None) forget it."""
         record = self._prompts[prompt_key]
         if rollout is None:
             record.forget_running()
         else:
-            serial = self._add(rollout)
+            serial = self._add(rollout, counters)
             if serial is None:  # known already, or too late for the window
                 record.forget_running()
             elif record.tree is tree:
@@ -262,7 +273,7 @@ class RolloutHistory:
 
     # ---------------------------------------------------------------- inside
 
-    def _add(self, rollout: Rollout) -> int | None:
+    def _add(self, rollout: Rollout, counters: AcceptanceCounters = _NOT_GENERATED_HERE) -> int | None:
         key = rollout.key
         is_first_use = key not in self._prompts
         record = self.record_for(key)
@@ -277,6 +288,9 @@ class RolloutHistory:
             num_late=int(outcome.is_late),
             num_expired=outcome.num_expired,
         )
+        if outcome.serial is not None:
+            effort = counters.num_decode_steps, counters.num_drafted_tokens, counters.num_accepted_tokens
+            self._finished.append((key, len(rollout.response_token_ids), *effort, counters.num_emitted_tokens))
         if is_first_use and len(record) == 0:
             del self._prompts[key]
         self._enforce_limit()

@@ -31,6 +31,9 @@ class AcceptanceCounters:
     def __add__(self, other: AcceptanceCounters) -> AcceptanceCounters:
         return AcceptanceCounters(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
+    def __sub__(self, other: AcceptanceCounters) -> AcceptanceCounters:
+        return AcceptanceCounters(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
     @property
     def draft_acceptance_rate(self) -> float:
         """Sum accepted / sum drafted; 0 where nothing was drafted."""

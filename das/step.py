@@ -34,6 +34,7 @@ def plan_step(
     *,
     policy: BudgetPolicy,
     num_running: int | None = None,
+    num_waiting: int = 0,
     max_draft_tokens: Mapping[str, int] | None = None,
     max_batch_draft_tokens: int | None = None,
     step_ms: float | None = None,
@@ -50,6 +51,8 @@ def plan_step(
         request_ids: running requests, each at most once.
         policy: see `das.budget`.
         num_running: requests in the engine's batch now, where that is more than the ids given.
+        num_waiting: requests that wait for a place in the batch. While there are any, policies that know of lengths
+            care less about which request ends last.
         max_draft_tokens: the engine's own limits, by request; None: none. A request not named has none; the limit of a
             request that `request_ids` does not name is checked and ignored.
         max_batch_draft_tokens: the engine's limit for the step; the least likely tokens are cut. None: none.
@@ -88,12 +91,17 @@ def plan_step(
     if step_ms is not None:
         step_ms = _milliseconds(step_ms)
     choice = None if widths is None else _WidthChoice(policy, check_widths(widths), max_batch_draft_tokens)
+    hears_finished = hasattr(policy, "observe_finished")
     request_ids = list(request_ids)
     with drafter.history.lock:  # no request may end between the budget and the draft
-        running = drafter.running(request_ids, num_running=num_running)
+        running = drafter.running(request_ids, num_running=num_running, num_waiting=num_waiting)
         drafted, accepted = drafter.take_feedback()
         if len(drafted) or step_ms is not None:
             policy.observe(drafted, accepted, step_ms=step_ms)
+        if hears_finished:
+            finished = drafter.take_finished()
+            if len(finished):
+                policy.observe_finished(finished)  # type: ignore[attr-defined]  # an optional method
         caps, prices = policy.budgets(running)
         caps = _within_limits(request_ids, caps, max_draft_tokens)
         if choice is not None:

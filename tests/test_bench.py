@@ -6,9 +6,13 @@ import numpy as np
 import pytest
 
 from bench.bench_accept import FAMILIES, OTHER_RULES, measure
+from bench.bench_curve import POLICIES, counts_under, own_over_all
+from bench.bench_lengths import batches, scores
 from bench.decode import Decode
 from bench.rollouts import prompts_of_size, questions_of
 from bench.sides import MAX_DRAFT_TOKENS, create
+from das import LengthModel
+from das.analysis import read_log
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "amc23_rollouts.jsonl.gz"
 
@@ -84,3 +88,21 @@ def test_padding_is_paid_for_and_never_accepted():
     assert always["tokens_per_step"] > 1.5
     assert 0 < chosen["drafted_per_step"] <= 15
     assert free["batch_cost"] <= chosen["batch_cost"], "one width for all is a restriction"
+def test_forecasts_of_lengths_are_scored_to_the_end():
+    log = batches(str(EXAMPLE), 8)
+    assert [len(lengths) for _, lengths in log] == [320, 320]
+    found = scores(log, LengthModel())
+    assert all(likelihood > -3 for likelihood, *_ in found)
+    assert found[0][0] > scores(log, LengthModel(shrinkage_rollouts=1e6))[0][0]
+
+
+def test_curves_are_measured_to_the_end():
+    log = [record.rollout for record in read_log(EXAMPLE)]
+    prompts = sorted({rollout.key for rollout in log})[:3]
+    counts = counts_under([rollout for rollout in log if rollout.key in prompts], POLICIES["cap 4"]())
+    keys, emitted, drafted, accepted = counts
+    assert len(keys) == sum(rollout.key in prompts for rollout in log)
+    assert set(keys.tolist()) == set(prompts)
+    assert (accepted <= drafted).all()
+    assert (accepted < emitted).all()
+    assert 0.5 < own_over_all(counts) < 1.5

@@ -27,9 +27,14 @@ from das import (
 def running(num_requests, num_running=None):
     lengths = np.arange(num_requests, dtype=np.int64)
     return RunningRequests(
+        request_numbers=lengths,
+        prompt_keys=lengths.astype(np.uint64),
         num_prompt_tokens=lengths,
         num_response_tokens=lengths,
-        prompt_keys=lengths.astype(np.uint64),
+        num_decode_steps=lengths,
+        num_drafted_tokens=0 * lengths,
+        num_accepted_tokens=0 * lengths,
+        num_emitted_tokens=lengths,
         num_running=num_requests if num_running is None else num_running,
     )
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from oracle import HISTORY, NaiveSuffixTree, add_up
 from rollout_samples import draft, filled, rollout, tree_of
 
-from das import Drafter, prompt_key
+from das import Drafter, Rollout, RolloutHistory, prompt_key
 
 ORDERS = (1, 2, 3, 4, 6, 8, 12, 16)
 KAPPA, FIRST_ESTIMATE, PRIOR_STRENGTH, NUM_BINS = 2.0, 1e-5, 4.0, 24
@@ -273,3 +273,15 @@ def test_the_rule_on_paper():
     bins = [int((math.log(p / (1 - p)) + 4) * 3) for p in (first, estimates[-1])]
     assert drafter.confidence.hits[1, bins[0]] == drafter.confidence.misses[1, bins[1]] == 1
     assert drafter.confidence.hits.sum() == drafter.confidence.misses.sum() == 1
+
+
+def test_of_equally_probable_tokens_the_shorter_contexts_candidate_is_taken():
+    """After 11 came 13 five times and 12 once, after 10, 11 only 12: (1 + 2 / 8) / 3 = (2 * 5 / 8) / 3."""
+    response = [1, 11, 13, 2, 11, 13, 3, 11, 13, 4, 11, 13, 5, 11, 13, 10, 11, 12]
+    history = RolloutHistory()
+    history.add(Rollout(prompt_token_ids=[9], response_token_ids=response, training_step=0))
+    drafter = Drafter(history)
+    drafter.start("request", prompt_token_ids=[9], training_step=1)
+    drafter.extend("request", [10, 11])
+    draft = drafter.draft(["request"], max_draft_tokens=[1], min_survival=[0.0])["request"]
+    assert draft.draft_token_ids == [13]

@@ -1,5 +1,6 @@
 """The files under examples/: the log holds what NOTICE.md says, and the walk-through runs."""
 
+import random
 import re
 import subprocess
 import sys
@@ -46,3 +47,40 @@ def test_the_readme_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     drafted, measured = capsys.readouterr().out.splitlines()
     assert drafted.startswith("[1, 2, 3, 4, 5, 9] [0.7")
     assert measured == f"3.0 {2 / 6}"
+
+
+def test_the_tiny_reasoner_knows_its_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Demonstrations solve their problem; wrong arithmetic, other numbers and a miss earn nothing."""
+    monkeypatch.syspath_prepend(str(REPOSITORY / "examples" / "tiny_reasoner"))
+    import task
+
+    source = random.Random(0)
+    for _ in range(200):
+        problem = task.random_problem(source)
+        text = task.demonstration(problem, source)
+        assert task.reward(problem, text) == 1.0
+        assert task.decode([*task.encode(text), task.END, 3]) == text
+        assert len(task.encode(problem.prompt)) == 12
+        assert len(text) < task.MAX_RESPONSE_TOKENS
+    problem = task.Problem((7, 3, 5), 26)
+    assert task.reward(problem, "7+3=10+5=15?7*3=21+5=26!") == 1.0
+    for wrong in (
+        "7*3=21+5=26?",
+        "7*3=22+5=26!",
+        "7*3=21+6=26!",
+        "8*3=21+5=26!",
+        "7*5=35-3=32!",
+        "7*3=21+5=26!?",
+        "",
+        "26!",
+    ):
+        assert task.reward(problem, wrong) == 0.0
+
+
+def test_the_tiny_reasoner_s_log_is_of_six_epochs() -> None:
+    folder = REPOSITORY / "examples" / "tiny_reasoner"
+    records = list(read_log(folder / "tiny_reasoner_rollouts.jsonl.gz"))
+    assert len(records) == 6 * 48 * 8
+    assert {record.rollout.training_step for record in records} == set(range(18))
+    assert max(len(record.rollout.response_token_ids) for record in records) <= 192
+    assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) < 8_000_000

@@ -125,7 +125,7 @@ def test_no_non_negative_model_fits_better(times, seed, other):
     near = [tuple(c * f for c, f in zip(as_tuple(fitted), by, strict=True)) for by in ((1.01, 1, 1), (1, 1.01, 1.01))]
     for c in (other, *near):
         if c[0] + c[1] > 0:
-            assert least <= squared_error(model(*c), steps, times) * (1 + 1e-9)
+            assert least <= squared_error(model(*c), steps, times) * (1 + 1e-9) + 1e-24  # that of an exact fit rounds
 
 
 def test_times_that_fall_with_size_give_no_negative_coefficient():

@@ -17,26 +17,30 @@ das.cli
 das.commands
 das.commands.inspect das.commands.replay das.commands.compare das.commands.simulate das.commands.latency
 das.commands.doctor
-das.commands.log_input das.commands.latency_option
+das.commands.log_input das.commands.policy_option das.commands.engine_options
+das.commands.latency_option
 das.commands.terminal
 das.analysis
 das.analysis.report
 das.analysis.simulate
-das.analysis.generation_time
+das.analysis.events
+das.analysis.generation_time das.analysis.worker das.analysis.projection
 das.analysis.replay das.analysis.inspect das.analysis.latency_sweep
-das.analysis.logs
+das.analysis.decoding das.analysis.logs
+das.analysis.logged_request
 das.analysis._log_rows
 das
 das.state
 das.step
 das.drafter
 das.live_request
-das.budget das.latency_presets
-das.lengths das.latency
-das.history das.confidence das.hedge das.metrics
-das.prompt_record das.common_text das.reliability
-das.prompt_tree
-das._live_requests das.rollout das.verify
+das.length_budget das.class_budget das.adaptive_budget
+das.throughput_budget das.makespan das.latency_presets das.length_classes
+das.budget das.lengths das.acceptance_curve das.latency
+das.history das.confidence das.hedge das.length_grid
+das.prompt_record das.common_text das.reliability das.metrics
+das.prompt_tree das.verify
+das._live_requests das.rollout
 das._draft_tree das._drafts das._rule
 das._hedge
 das._draft

@@ -49,9 +49,16 @@ def sources(pattern: str) -> set[str]:
     return {str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "das").rglob(pattern)}
 
 
+def adapters() -> set[str]:
+    """The files of integrations/, as a wheel names them."""
+    folder = REPOSITORY / "integrations"
+    return {str(path.relative_to(folder)) for path in folder.rglob("*.py")}
+
+
 def test_sdist_holds_the_sources_and_nothing_generated(built: Built) -> None:
     with tarfile.open(built.sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {f"integrations/{name}" for name in adapters()} <= names
     assert sources("*.py") | sources("*.pyx") | sources("*.pxd") | sources("*.pyi") | {"das/py.typed"} <= names
     assert {
         "pyproject.toml",
@@ -73,8 +80,12 @@ def test_wheel_holds_what_runs_and_nothing_else(built: Built) -> None:
     shipped = {name for name in names if ".dist-info/" not in name}
     native = {name for name in shipped if name.endswith(".so")}
     assert {name.partition(".")[0] for name in native} == {name.partition(".")[0] for name in sources("*.pyx")}
-    assert shipped - native == sources("*.py") | sources("*.pyi") | {"das/py.typed", "das_command.py"}
-    assert entry_points.split() == ["[console_scripts]", "das", "=", "das_command:main"]
+    assert shipped - native == sources("*.py") | sources("*.pyi") | adapters() | {"das/py.typed", "das_command.py"}
+    assert entry_points.strip().split("\n\n") == [
+        "[console_scripts]\ndas = das_command:main",
+        "[sglang.srt.plugins]\ndas = das_sglang.plugin:register",
+        "[vllm.general_plugins]\ndas = das_vllm.plugin:register",
+    ]
     assert "\nLicense-Expression: Apache-2.0\n" in metadata
 
 

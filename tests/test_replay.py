@@ -17,6 +17,7 @@ from das import (
     AcceptanceCounters,
     Drafter,
     FixedBudget,
+    LengthAwareBudget,
     NoDraft,
     PriceBudget,
     ThroughputBudget,
@@ -29,7 +30,7 @@ from das.analysis.replay import Replay, replay
 EXAMPLE = Path(__file__).parent.parent / "examples" / "amc23_rollouts.jsonl.gz"
 TWENTY = list(range(100, 120))  # no token twice
 ORDERS = ["step", "lockstep"]
-POLICIES = [FixedBudget(3), PriceBudget(), UnlimitedBudget(), NoDraft(), ThroughputBudget()]
+POLICIES = [FixedBudget(3), PriceBudget(), UnlimitedBudget(), NoDraft(), ThroughputBudget(), LengthAwareBudget()]
 
 
 def counters_of(result):
@@ -154,7 +155,7 @@ def test_batches_groups_and_steps():
     assert shape == [(None, 0, 1), (3, 0, 4), (3, 1, 3), (3, 2, 1), (7, 0, 1)]
     assert [batch.summary()["num_requests"] for batch in result.batches] == [1, 4, 3, 1, 1]
     assert result.settings == {
-        "policy": repr(ThroughputBudget()), "group_size": 2, "order": "step", "shape": "chain", "widths": None,
+        "policy": repr(LengthAwareBudget()), "group_size": 2, "order": "step", "shape": "chain", "widths": None,
         "window_epochs": 4, "max_bytes": 8 << 30, "num_rollouts": 10,
     }  # fmt: skip
     assert replay(log).settings["group_size"] == 8

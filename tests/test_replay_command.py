@@ -172,14 +172,21 @@ def test_help_documents_every_key(log: Path, capsys: pytest.CaptureFixture[str])
 def test_every_policy_has_its_own_default(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     latency = "LatencyModel(c_base_ms=5.0, c_tok_ms=0.025, c_kv_ms=0.0, c_engine_ms=0.0)"
     for policy, shown in {
+        "length-aware": f"LengthAwareBudget(latency={latency}, max_draft_tokens=16, length_weight=0.5)",
         "throughput": f"ThroughputBudget(latency={latency}, max_draft_tokens=16)",
+        "class": "LengthClassBudget(long=16, medium=8, short=0, min_survival=0)",
         "fixed": "FixedBudget(max_draft_tokens=8, min_survival=0)",
         "price": "PriceBudget(max_draft_tokens=16, min_survival=0.15)",
         "unlimited": "UnlimitedBudget(max_draft_tokens=16, min_survival=0)",
         "none": "NoDraft(max_draft_tokens=0, min_survival=inf)",
+        "aimd": "AdaptiveBudget('aimd', max_draft_tokens=16, first_draft_tokens=2)",
+        "beg-mab": "AdaptiveBudget('beg-mab', draft_lengths=(2, 4, 8, 16), first_of_bucket=(1, 2, 5, 21), "
+        f"exploration=0.1, window=1000, max_running=32, latency={latency}, seed=0)",
+        "goodput": f"AdaptiveBudget('goodput', latency={latency}, max_draft_tokens=16, first_acceptance=0.7)",
+        "batch-threshold": "AdaptiveBudget('batch-threshold', max_running=32, max_draft_tokens=8)",
     }.items():
         assert json.loads(replayed(capsys, log, "--json", "--policy", policy))["settings"]["policy"] == shown
-    assert json.loads(replayed(capsys, log, "--json"))["settings"]["policy"].startswith("ThroughputBudget(")
+    assert json.loads(replayed(capsys, log, "--json"))["settings"]["policy"].startswith("LengthAwareBudget(")
 
 
 @pytest.mark.parametrize(
@@ -195,7 +202,18 @@ def test_latency_by_preset_or_coefficients(
     log: Path, capsys: pytest.CaptureFixture[str], text: str, shown: str
 ) -> None:
     found = json.loads(replayed(capsys, log, "--json", "--latency", text, "--max-draft-tokens", 3))
-    assert found["settings"]["policy"] == f"ThroughputBudget(latency=LatencyModel({shown}), max_draft_tokens=3)"
+    assert found["settings"]["policy"].startswith(
+        f"LengthAwareBudget(latency=LatencyModel({shown}), max_draft_tokens=3,"
+    )
+
+
+def test_published_policies_take_their_settings(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--policy", "batch-threshold", "--threshold", 1, "--max-draft-tokens", 5, "--latency", "8,0.5")
+    found = json.loads(replayed(capsys, log, "--json", *options))
+    assert found["settings"]["policy"] == "AdaptiveBudget('batch-threshold', max_running=1, max_draft_tokens=5)"
+    assert found["generation_time"]["latency"]["c_base_ms"] == 8.0
+    found = json.loads(replayed(capsys, log, "--json", "--policy", "goodput", "--latency", "8,0.5"))
+    assert "c_base_ms=8.0, c_tok_ms=0.5" in found["settings"]["policy"]
 
 
 # Errors.
@@ -205,11 +223,14 @@ def test_latency_by_preset_or_coefficients(
     ("args", "message"),
     [
         (["--policy", "nope"], r"Invalid value for '--policy': 'nope' is not one of .*\."),
-        (["--min-survival", "0.2"], r"--min-survival goes with --policy price, not with throughput\."),
+        (["--min-survival", "0.2"], r"--min-survival goes with --policy class, price, not with length-aware\."),
         (
             ["--policy", "none", "--max-draft-tokens", "4"],
-            r"--max-draft-tokens goes with --policy throughput, fixed, price, unlimited, not with none\.",
+            r"--max-draft-tokens goes with --policy length-aware, throughput, fixed, price, unlimited, aimd, goodput, "
+            r"batch-threshold, not with none\.",
         ),
+        (["--threshold", "4"], r"--threshold goes with --policy beg-mab, batch-threshold, not with length-aware\."),
+        (["--policy", "beg-mab", "--threshold", "-1"], r"max_running is -1; it must be 0 <= max_running < 2\*\*62\."),
         (["--latency", "0,0"], r"Invalid value for '--latency': c_base_ms and c_tok_ms are both 0; one must .*\."),
         (
             ["--latency", "-1,1"],
@@ -256,7 +277,7 @@ def test_a_defect_is_not_a_usage_error(log: Path, monkeypatch: pytest.MonkeyPatc
     def broken(*args: object, **options: object) -> None:
         raise ValueError("broken")
 
-    monkeypatch.setattr("das.analysis.replay.plan_step", broken)
+    monkeypatch.setattr("das.analysis.decoding.plan_step", broken)
     with pytest.raises(ValueError, match="broken"):
         main(["replay", str(log)])
 

@@ -5,6 +5,7 @@ import random
 import pytest
 from checks import CheckedTree
 from das._tree_arrays import EDGE_BYTES, NODE_BYTES
+from oracle import list_continuations
 
 from das._suffix_tree import MAX_ORDER, SuffixTree
 
@@ -215,6 +216,22 @@ def test_open_sequence_without_tokens_continues_its_prompt():
     expected = [(0, 1, ord("c")), (0, 1, ord("c"))]
     assert checked.tree.continuations(checked.sequences[sequence]) == expected
     assert checked.tree.continuations(checked.sequences[sequence], word("c")) == [(0, 1, ord("d"))] * 3
+
+
+@pytest.mark.parametrize("max_order", [1, 5, 16])
+@pytest.mark.parametrize("letters", ["a", "ab", "abcdefgh"])
+def test_a_cursor_follows_a_draft_of_any_length(max_order, letters):
+    """Its places move through a buffer that is shorter than the longest draft."""
+    text = word(random.Random(0).choices(letters, k=200))
+    checked = CheckedTree(max_order=max_order)
+    checked.add(text)
+    sequence = checked.open()
+    checked.extend(sequence, text[:20])
+    for num_drafted in range(100):
+        draft = text[20 : 20 + num_drafted]
+        expected = list_continuations(checked.tree, checked.oracle.last_contexts(sequence, draft))
+        assert len(expected) == max_order
+        assert checked.tree.continuations(checked.sequences[sequence], draft) == expected
 
 
 # --- examples: several open sequences ---

@@ -8,25 +8,24 @@ log was sampled with the settings that the engine verifies with (Leviathan et al
 from __future__ import annotations
 
 import itertools
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
 
-from das._drafts import Draft
-from das.budget import BudgetPolicy, ThroughputBudget
+from das.analysis.decoding import Decoding
+from das.analysis.logged_request import LoggedBatch, LoggedRequest, logged_batches, num_generated_tokens
+from das.budget import BudgetPolicy
 from das.drafter import Drafter, Shape, check_shape
 from das.history import HistoryStatistics, RolloutHistory
+from das.length_budget import LengthAwareBudget
 from das.metrics import AcceptanceCounters, summarise
 from das.reliability import Figures, Reliability, reliability_of
 from das.rollout import Rollout
-from das.step import StepDrafts, check_widths, plan_step
+from das.step import check_widths
 
 Order = Literal["step", "lockstep"]
-_Plan = Callable[..., StepDrafts]
 _NUMBERS = itertools.count()
 
 
@@ -166,7 +165,7 @@ class Replay:
 
     Args:
         log: rollouts, in file order; without a training step they count as step 0.
-        policy: None: ThroughputBudget().
+        policy: None: LengthAwareBudget().
         group_size: samples of a prompt that run at once, >= 1.
         order: "step": all running requests draft in one `plan_step`, then all extend, as engines work. "lockstep":
             each request drafts and extends before the next one drafts.
@@ -194,10 +193,6 @@ class Replay:
         shape: Shape = "chain",
         widths: Sequence[int] | None = None,
     ) -> None:
-        if isinstance(group_size, bool) or not isinstance(group_size, int):
-            raise TypeError(f"group_size must be an int, not {type(group_size).__name__}")
-        if group_size < 1:
-            raise ValueError(f"group_size is {group_size}; it must be at least 1")
         if order not in ("step", "lockstep"):
             raise ValueError(f"order is {order!r}; it must be 'step' or 'lockstep'")
         check_shape(shape)
@@ -207,11 +202,9 @@ class Replay:
                 raise ValueError(f"widths goes with order 'step', where requests share a pass, not with {order!r}")
         if drafter is None:
             drafter = Drafter(RolloutHistory(window_epochs=window_epochs, max_bytes=max_bytes))
-        self.policy: BudgetPolicy = ThroughputBudget() if policy is None else policy
+        self.policy: BudgetPolicy = LengthAwareBudget() if policy is None else policy
         self.drafter = drafter
-        self._batches = list(_batches(log, group_size))
-        if not self._batches:
-            raise ValueError("log is empty; there is nothing to replay")
+        self._batches = logged_batches(log, group_size=group_size)
         self._settings = {
             "policy": repr(self.policy),
             "group_size": group_size,
@@ -223,8 +216,7 @@ class Replay:
             "num_rollouts": sum(len(batch.rollouts) for batch in self._batches),
         }
         self._in_lockstep = order == "lockstep"
-        self._plan: _Plan = partial(plan_step, drafter, policy=self.policy, shape=shape, widths=widths)
-        self._clock = _Clock()
+        self._decoding = Decoding(drafter, policy=self.policy, shape=shape, widths=widths)
         self._done: list[BatchResult] = []
         self._histogram = np.zeros_like(drafter.confidence.histogram)  # of predictions, in the batches that are done
         self._current: _BatchRun | None = None
@@ -239,12 +231,12 @@ class Replay:
             self.drafter.history.discard_builds()  # else the interpreter would wait for them at its end
 
     def _run(self, progress: Callable[[int, int], None] | None) -> None:
-        total = sum(_num_generated(rollout) for batch in self._batches for rollout in batch.rollouts)
+        total = sum(num_generated_tokens(rollout) for batch in self._batches for rollout in batch.rollouts)
         done = 0
         for batch in self._batches:
             self.drafter.history.prepare({rollout.key for rollout in batch.rollouts})
             name = f"{self._names}-{self._num_started}"
-            self._current = _BatchRun(batch, self.drafter, self._plan, self._clock, name)
+            self._current = _BatchRun(batch, self._decoding, name)
             self._num_started += len(batch.rollouts)
             while self._current.active:
                 done += self._current.step(in_lockstep=self._in_lockstep)
@@ -257,6 +249,7 @@ class Replay:
     def result(self) -> ReplayResult:
         """Return what has been counted so far; a batch in progress counts with the requests that ended."""
         batches, histogram = list(self._done), self._histogram
+        num_planned = max(1, self._decoding.num_planned)
         if self._current is not None:
             batches.append(self._current.result())
             histogram = histogram + self._current.histogram()
@@ -265,118 +258,29 @@ class Replay:
             batches=tuple(batches),
             reliability=reliability_of(histogram),
             history=self.drafter.history.statistics(),
-            plan_us=self._clock.mean_us("plan"),
-            extend_us=self._clock.mean_us("extend"),
+            plan_us=1e6 * self._decoding.plan_s / num_planned,
+            extend_us=1e6 * self._decoding.extend_s / num_planned,
             is_complete=len(self._done) == len(self._batches),
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    training_step: int | None
-    group: int
-    rollouts: list[Rollout]
-
-
-def _batches(log: Iterable[Rollout], group_size: int) -> Iterator[_Batch]:
-    """Cut a log into generation batches, in order of training step."""
-    steps: dict[int | None, dict[int, list[Rollout]]] = {}
-    for rollout in log:
-        steps.setdefault(rollout.training_step, {}).setdefault(rollout.key, []).append(rollout)
-    for training_step in sorted(steps, key=lambda step: -1 if step is None else step):
-        by_prompt = list(steps[training_step].values())
-        for group, first in enumerate(range(0, max(map(len, by_prompt)), group_size)):
-            rollouts = [rollout for samples in by_prompt for rollout in samples[first : first + group_size]]
-            yield _Batch(training_step, group, rollouts)
-
-
-def _num_generated(rollout: Rollout) -> int:
-    mask = rollout.response_mask
-    return len(rollout.response_token_ids) if mask is None else int(mask.sum())
-
-
-@dataclass(slots=True)
-class _Clock:
-    """Time spent, and on how many requests, by kind of work."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-    requests: dict[str, int] = field(default_factory=dict)
-
-    def add(self, kind: str, start_s: float, num_requests: int) -> None:
-        self.seconds[kind] = self.seconds.get(kind, 0.0) + time.perf_counter() - start_s
-        self.requests[kind] = self.requests.get(kind, 0) + num_requests
-
-    def mean_us(self, kind: str) -> float:
-        return 1e6 * self.seconds.get(kind, 0.0) / max(1, self.requests.get(kind, 0))
-
-
-class _Logged:
-    """A request whose future is the log: it emits what was logged."""
-
-    __slots__ = ("_ends", "_mask", "emitted", "request_id", "rollout", "tokens")
-
-    def __init__(self, request_id: str, rollout: Rollout) -> None:
-        self.request_id = request_id
-        self.rollout = rollout
-        self.tokens: list[int] = rollout.response_token_ids.tolist()
-        self.emitted: list[int] = []
-        self._mask = rollout.response_mask
-        changes = () if self._mask is None else np.flatnonzero(np.diff(self._mask)) + 1
-        self._ends = [*(int(change) for change in changes), len(self.tokens)]  # where stretches of one kind end
-
-    def is_done(self) -> bool:
-        return len(self.emitted) == len(self.tokens)
-
-    def num_context_tokens(self) -> int:
-        return len(self.rollout.prompt_token_ids) + len(self.emitted)
-
-    def num_context_tokens_without_drafts(self) -> int:
-        """Return the sum over its generated tokens of what stands before each."""
-        positions = np.arange(len(self.tokens)) if self._mask is None else np.flatnonzero(self._mask)
-        return len(positions) * len(self.rollout.prompt_token_ids) + int(positions.sum())
-
-    def verify(self, draft: Draft) -> list[int]:
-        """Return what the engine emits for a draft: the accepted path, and the token sampled after it."""
-        position = len(self.emitted)
-        end = next(end for end in self._ends if end > position)
-        accepted, last = position, -1
-        for node, (token, parent) in enumerate(zip(draft.draft_token_ids, draft.parents, strict=True)):
-            if parent == last and accepted < end and token == self.tokens[accepted]:
-                accepted, last = accepted + 1, node
-        return self.tokens[position : min(accepted + 1, end)]
-
-    def environment(self) -> list[int]:
-        """Return the environment tokens that come next, if any."""
-        position = len(self.emitted)
-        if self._mask is None or self.is_done() or self._mask[position]:
-            return []
-        return self.tokens[position : next(end for end in self._ends if end > position)]
 
 
 class _BatchRun:
     """One batch while it runs."""
 
-    def __init__(self, batch: _Batch, drafter: Drafter, plan: _Plan, clock: _Clock, name: str) -> None:
+    def __init__(self, batch: LoggedBatch, decoding: Decoding, name: str) -> None:
         self._batch = batch
-        self._drafter = drafter
-        self._plan = plan
-        self._clock = clock
+        self._decoding = decoding
+        self._confidence = decoding.drafter.confidence
         self._finished: list[AcceptanceCounters] = []
         self._num_steps = 0
         self._num_padded = 0
         self._num_context = 0
         self._num_context_without_drafts = 0
         self._longest = 0
-        self._histogram_before = drafter.confidence.histogram.copy()
-        logged = [_Logged(f"{name}-{i}", rollout) for i, rollout in enumerate(batch.rollouts)]
+        self._histogram_before = self._confidence.histogram.copy()
+        logged = [LoggedRequest(f"{name}-{i}", rollout) for i, rollout in enumerate(batch.rollouts)]
         for request in logged:
-            drafter.start(
-                request.request_id,
-                prompt_token_ids=request.rollout.prompt_token_ids,
-                prompt_key=request.rollout.prompt_key,
-                training_step=request.rollout.training_step or 0,
-            )
-            self._enter_environment(request)
+            decoding.start(request)
         self.active = [request for request in logged if not self._end_if_done(request)]
 
     def step(self, *, in_lockstep: bool) -> int:
@@ -385,9 +289,10 @@ class _BatchRun:
         num_running = len(self.active)
         self._num_context += sum([request.num_context_tokens() for request in self.active])
         turns = [[request] for request in self.active] if in_lockstep else [self.active]
-        num_emitted = sum([self._turn(requests, num_running) for requests in turns])
+        steps = [self._decoding.step(requests, num_running=num_running) for requests in turns]
+        self._num_padded += sum([step.num_padded_tokens for step in steps])
         self.active = [request for request in self.active if not self._end_if_done(request)]
-        return num_emitted
+        return sum([step.num_emitted_tokens for step in steps])
 
     def result(self) -> BatchResult:
         return BatchResult(
@@ -405,35 +310,12 @@ class _BatchRun:
 
     def histogram(self) -> Figures:
         """Return the histogram of the predictions scored so far; see `das.reliability`."""
-        return self._drafter.confidence.histogram - self._histogram_before
+        return self._confidence.histogram - self._histogram_before
 
-    def _turn(self, requests: list[_Logged], num_running: int) -> int:
-        start_s = time.perf_counter()
-        drafts = self._plan([request.request_id for request in requests], num_running=num_running)
-        self._clock.add("plan", start_s, len(requests))
-        if drafts.width is not None:
-            self._num_padded += drafts.width * len(requests) - sum(map(len, drafts.values()))
-        emitted = [request.verify(drafts[request.request_id]) for request in requests]
-        start_s = time.perf_counter()
-        self._drafter.extend_batch({request.request_id: ids for request, ids in zip(requests, emitted, strict=True)})
-        self._clock.add("extend", start_s, len(requests))
-        for request, token_ids in zip(requests, emitted, strict=True):
-            request.emitted += token_ids
-            self._enter_environment(request)
-        return sum(map(len, emitted))
-
-    def _enter_environment(self, request: _Logged) -> None:
-        token_ids = request.environment()
-        if token_ids:
-            self._drafter.extend(request.request_id, token_ids, generated=False)
-            request.emitted += token_ids
-
-    def _end_if_done(self, request: _Logged) -> bool:
+    def _end_if_done(self, request: LoggedRequest) -> bool:
         if not request.is_done():
             return False
-        if request.emitted != request.tokens:
-            raise RuntimeError(f"{request.request_id}: the replay emitted tokens that are not in the log")
-        counters = self._drafter.finish(request.request_id, reward=request.rollout.reward)
+        counters = self._decoding.finish(request)
         self._num_context_without_drafts += request.num_context_tokens_without_drafts()
         self._finished.append(counters)
         self._longest = max(self._longest, counters.num_emitted_tokens)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import click
 
 from das import __version__
+from das.commands.compare import compare
+from das.commands.doctor import doctor
 from das.commands.inspect import inspect
 from das.commands.latency import latency
 from das.commands.replay import replay
+from das.commands.simulate import simulate
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
@@ -19,6 +22,9 @@ def das(context: click.Context) -> None:
         raise click.UsageError("A command is missing.")
 
 
+das.add_command(compare)
+das.add_command(doctor)
 das.add_command(inspect)
 das.add_command(latency)
 das.add_command(replay)
+das.add_command(simulate)

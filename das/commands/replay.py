@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,8 @@ from rich.progress import MofNCompleteColumn, TextColumn
 
 from das.analysis.generation_time import generation_time
 from das.analysis.replay import BatchResult, Replay, ReplayResult
-from das.budget import BudgetPolicy, FixedBudget, NoDraft, PriceBudget, ThroughputBudget, UnlimitedBudget
-from das.commands.latency_option import latency_of
 from das.commands.log_input import BadRows, log_options, print_json, reading
+from das.commands.policy_option import policy_of, policy_options
 from das.commands.terminal import print_table, progress_bar
 from das.drafter import Drafter
 from das.history import RolloutHistory
@@ -23,14 +22,6 @@ from das.metrics import summarise
 from das.reliability import Reliability
 from das.step import check_widths
 
-# By name: what makes the policy, and the options that it takes.
-_POLICIES: dict[str, tuple[Callable[..., BudgetPolicy], tuple[str, ...]]] = {
-    "throughput": (ThroughputBudget, ("max_draft_tokens", "latency")),
-    "fixed": (FixedBudget, ("max_draft_tokens",)),
-    "price": (PriceBudget, ("max_draft_tokens", "min_survival")),
-    "unlimited": (UnlimitedBudget, ("max_draft_tokens",)),
-    "none": (NoDraft, ()),
-}
 _METRICS = ("tokens_per_decode_step", "drafted_per_decode_step", "draft_acceptance_rate", "mean_acceptance_length")
 _MAX_BATCH_ROWS = 40  # a longer log gets one row a training step
 _NOTHING_SAVED = 0.01  # a smaller share of the target forwards is called nothing
@@ -38,35 +29,7 @@ _NOTHING_SAVED = 0.01  # a smaller share of the target forwards is called nothin
 
 @click.command()
 @log_options
-@click.option(
-    "--policy",
-    "policy_name",
-    type=click.Choice(list(_POLICIES)),
-    default="throughput",
-    show_default=True,
-    help="throughput: draft while a token is worth its cost at the batch that runs now. price: while it is likely "
-    "enough. fixed, unlimited: to the cap.",
-)
-@click.option(
-    "--max-draft-tokens",
-    metavar="N",
-    type=int,
-    help="Longest draft, 0 to 64.  [default: fixed 8, throughput, price, unlimited 16]",
-)
-@click.option(
-    "--latency",
-    metavar="PRESET|MS,MS",
-    callback=latency_of,
-    help="What passes cost, for the times reported and for --policy throughput: a name from `das latency list` or "
-    "c_base_ms,c_tok_ms[,c_kv_ms[,c_engine_ms]], which `das latency fit` finds.  [default: 5,0.025]",
-)
-@click.option(
-    "--min-survival",
-    metavar="P",
-    type=float,
-    help="With --policy price: draft while all drafted tokens together are accepted with at least this probability.  "
-    "[default: 0.15]",
-)
+@policy_options
 @click.option(
     "--group-size",
     metavar="N",
@@ -116,6 +79,7 @@ def replay(
     max_draft_tokens: int | None,
     latency: LatencyModel | None,
     min_survival: float | None,
+    threshold: int | None,
     group_size: int,
     order: Any,
     shape: Any,
@@ -165,8 +129,13 @@ def replay(
     """
     if widths is not None and order != "step":
         raise click.UsageError("--widths goes with --order step, where requests share a pass.")
-    for_policy = latency if policy_name == "throughput" else None
-    policy = _policy(policy_name, max_draft_tokens=max_draft_tokens, latency=for_policy, min_survival=min_survival)
+    policy = policy_of(
+        policy_name,
+        latency=latency,
+        max_draft_tokens=max_draft_tokens,
+        min_survival=min_survival,
+        max_running=threshold,
+    )
     try:
         history = RolloutHistory(window_epochs=window_epochs, max_bytes=max_bytes)
     except ValueError as error:
@@ -201,19 +170,6 @@ def replay(
         _print(result, latency, partial=partial)
     if partial:
         raise click.Abort
-
-
-def _policy(name: str, **options: float | LatencyModel | None) -> BudgetPolicy:
-    make, accepted = _POLICIES[name]
-    given = {option: value for option, value in options.items() if value is not None}
-    for option in given:
-        if option not in accepted:
-            fitting = ", ".join(policy for policy, (_, names) in _POLICIES.items() if option in names)
-            raise click.UsageError(f"--{option.replace('_', '-')} goes with --policy {fitting}, not with {name}.")
-    try:
-        return make(**given)
-    except ValueError as error:
-        raise click.UsageError(f"{error}.") from None
 
 
 def _widths(text: str | None) -> tuple[int, ...] | None:

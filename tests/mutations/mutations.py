@@ -4,6 +4,7 @@
 from dataclasses import dataclass
 
 TREE = "das/_tree.pyx"
+PLACES = "das/_tree.pxd"
 ARRAYS = "das/_tree_arrays.pxd"
 MEMORY = "das/_tree_arrays.pyx"
 DRAFT = "das/_draft.pyx"
@@ -12,7 +13,7 @@ LIVE = "das/_live_requests.pyx"
 RECORD = "das/prompt_record.py"
 HISTORY = "das/history.py"
 COMMON = "das/common_text.py"
-BUDGET = "das/budget.py"
+BUDGET = "das/throughput_budget.py"
 LATENCY = "das/latency.py"
 CONFIDENCE = "das/confidence.py"
 DRAFTER = "das/drafter.py"
@@ -45,6 +46,7 @@ DRAFT_TESTS = (
 )
 TESTS = {
     TREE: TREE_TESTS,
+    PLACES: (*TREE_TESTS, *DRAFT_TESTS),
     ARRAYS: TREE_TESTS,
     MEMORY: (
         "test_suffix_tree.py",
@@ -125,9 +127,9 @@ MUTATIONS = [
     Mutation(TREE, "overtaken-leaf-lowers-pending", "owner.num_pending = max(owner.num_pending, depth)",
              "owner.num_pending = depth", "the pending suffixes are 1..the longest returned"),
     # ------------------------------------------------------------------------------------------------ places
-    Mutation(TREE, "step-reads-next-token", "if tree.text[start_of(tree, child) + order] != token:",
+    Mutation(PLACES, "step-reads-next-token", "if tree.text[start_of(tree, child) + order] != token:",
              "if tree.text[start_of(tree, child) + order + 1] != token:", "the edge's next token is at its depth"),
-    Mutation(TREE, "step-never-arrives-below", "            depth = depth_of(tree, child)\n",
+    Mutation(PLACES, "step-never-arrives-below", "            depth = depth_of(tree, child)\n",
              "            depth = 0\n", "an edge ends at its child's depth"),
     Mutation(TREE, "climb-one-too-few", "while depth_of(tree, node) >= order:", "while depth_of(tree, node) > order:",
              "a node of the place's own depth is where it is, not what is above it"),
@@ -135,7 +137,7 @@ MUTATIONS = [
              "    if below > 0 and depth_of(tree, below) < order:", "a split exactly at the place makes it a node's"),
     Mutation(TREE, "stale-place-not-climbed", "    climb(tree, place, order)\n    node = place.node\n",
              "    node = place.node\n", "a split edge leaves the place behind"),
-    Mutation(TREE, "stale-cursor-not-climbed", "            climb(tree, &cursor.places[order], order)", "            pass",
+    Mutation(TREE, "stale-cursor-not-climbed", "            climb(tree, &places[order], order)", "            pass",
              "a sibling may have split the edge since the sequence's last token"),
     Mutation(TREE, "settle-without-count",
              "        _count_child(tree, parent_of(tree, node), node, source)\n        node = parent_of(tree, node)",
@@ -186,11 +188,11 @@ MUTATIONS = [
     Mutation(TREE, "reserve-too-little-text", "segment_tokens(sequence.length + num_tokens, num_tokens) + MAX_ORDER_C + 1",
              "num_tokens // 4", "a new segment is as long as `_open_segment` makes it"),
     # ------------------------------------------------------------------------------------------------ reading
-    Mutation(TREE, "cursor-cap-short", "min(cursor.num_orders, tree.max_order - 1)", "min(cursor.num_orders, tree.max_order - 2)",
+    Mutation(TREE, "cursor-cap-short", "min(cursor.num_orders + 1, tree.max_order)", "min(cursor.num_orders + 1, tree.max_order - 1)",
              "a context grows to max_order tokens"),
-    Mutation(TREE, "end-mark-as-token", "    if found.top_token < 0:", "    if found.top_token < CLOSED_END:",
+    Mutation(PLACES, "end-mark-as-token", "    if found.top_token < 0:", "    if found.top_token < CLOSED_END:",
              "behind a closed sequence nothing follows"),
-    Mutation(TREE, "child-count-on-edge-unchecked", "    elif tree.text[start_of(tree, child) + order] == token:",
+    Mutation(PLACES, "child-count-on-edge-unchecked", "    elif tree.text[start_of(tree, child) + order] == token:",
              "    else:", "an edge continues with one token only"),
     Mutation(ARRAYS, "edge-of-another-node", "if edge.node == node and edge.token == token:", "if edge.token == token:",
              "edges are keyed by node and token"),
@@ -204,16 +206,20 @@ MUTATIONS = [
     Mutation(MEMORY, "memory-of-leaves-not-told", " + tree.leaf_parent_capacity * sizeof(uint32_t)\n", "\n",
              "memory_bytes counts every array"),
     # ------------------------------------------------------------------------------------------------ the rule
-    Mutation(DRAFT, "longest-context-ignored", "if ORDERS[level] <= num_orders[tree] and", "if ORDERS[level] < num_orders[tree] and",
+    Mutation(DRAFT, "longest-context-ignored", "if order > num_orders[tree]:", "if order >= num_orders[tree]:",
              "a context of all tokens so far counts"),
     Mutation(DRAFT, "other-orders", "[1, 2, 3, 4, 6, 8, 12, 16]", "[1, 2, 3, 4, 6, 8, 12, 15]",
              "contexts of 16 tokens are asked"),
-    Mutation(DRAFT, "total-of-one-class", "<double>found.total[RUNNING] + found.total[HISTORY]",
-             "<double>found.total[HISTORY]", "running evidence counts as much"),
-    Mutation(DRAFT, "only-top-children-counted", "if level.top_count == level.total:",
-             "if level.top_count <= level.total:", "other candidates have counts in a context too"),
-    Mutation(DRAFT, "blend-weight", "1.0 / (level.total + KAPPA)", "1.0 / (level.total + 1.0)",
+    Mutation(PLACES, "total-of-one-class", "found.total = node.total[RUNNING] + node.total[HISTORY]",
+             "found.total = node.total[HISTORY]", "running evidence counts as much"),
+    Mutation(DRAFT, "only-top-children-counted", "if level.other_count == 0.0:",
+             "if level.other_count >= 0.0:", "other candidates have counts in a context too"),
+    Mutation(DRAFT, "blend-weight", "1.0 / (weight * found.total + KAPPA)", "1.0 / (weight * found.total + 1.0)",
              "P stays a probability"),
+    Mutation(DRAFT, "bound-below-the-count", "weight * min(found.top_count, found.total - found.top_count)",
+             "weight * min(<uint32_t>1, found.total - found.top_count)", "no other token has a higher count than its bound"),
+    Mutation(DRAFT, "ties-of-the-favourite", "< max(reached, probability):", "<= max(reached, probability):",
+             "of equals the shorter context's candidate is taken, also where the longest context's comes first"),
     Mutation(DRAFT, "ties-to-the-longer-context", "if estimate > probability:", "if estimate >= probability:",
              "of equals the shorter context's candidate is taken"),
     Mutation(DRAFT, "cell-source-both-lost", "source = BY_BOTH if count[RUNNING] > 0 else BY_HISTORY", "source = BY_HISTORY",
@@ -336,8 +342,8 @@ MUTATIONS = [
     # ------------------------------------------------------------------------------------------------ the common text
     Mutation(DRAFT, "others-weigh-as-own", "WEIGHTS[:] = [1.0, 0.2] ", "WEIGHTS[:] = [1.0, 1.0] ",
              "other prompts' text is a weak hint"),
-    Mutation(DRAFT, "others-correct-own", "for tree in range(chain.request.num_trees - 1, -1, -1):",
-             "for tree in range(chain.request.num_trees):", "the own tree has the last word at each length"),
+    Mutation(DRAFT, "others-correct-own", "for tree in range(num_trees - 1, -1, -1):",
+             "for tree in range(num_trees):", "the own tree has the last word at each length"),
     Mutation(DRAFT, "others-counted-as-running", "cdef int32_t source = BY_OTHERS\n", "cdef int32_t source = BY_RUNNING\n",
              "what only other prompts say is calibrated by itself"),
     Mutation(COMMON, "common-text-never-full", "if not self._trees or self._trees[-1].tree.num_tokens >= self._max_tokens:",
@@ -348,8 +354,10 @@ MUTATIONS = [
              "a prompt with history draws on its own only"),
     Mutation(HISTORY, "common-for-new-prompts-only", "if history_explains_nothing or len(record) == 0", "if len(record) == 0",
              "a history of no use counts as none"),
-    Mutation(DRAFT, "surprises-explained", "0 if was_hit and is_known else 1", "0 if is_known else 1", "a history explains what came true"),
-    Mutation(DRAFT, "own-text-explains", "0 if was_hit and is_known else 1", "0 if was_hit else 1", "what only running text knew was not explained by history"),
+    Mutation(DRAFT, "surprises-explained", "explained[0 if was_hit and is_known else 1]",
+             "explained[0 if is_known else 1]", "a history explains what came true"),
+    Mutation(DRAFT, "own-text-explains", "explained[0 if was_hit and is_known else 1]",
+             "explained[0 if was_hit else 1]", "what only running text knew was not explained by history"),
     Mutation(LIVE, "judged-without-history", "has_history = tree.tree.nodes[ROOT].total[HISTORY] > 0",
              "has_history = True", "where there is no history, nothing is learned about histories"),
     Mutation(DRAFTER, "running-requests-stay-out", "request.join_common(common)", "pass",
@@ -376,10 +384,10 @@ MUTATIONS = [
     Mutation(HEDGE_STATE, "mixture-not-loaded", "        expect(self._arrays, self.learning_rate)\n", "",
              "a loaded state counts at once"),
     # ------------------------------------------------------------------------------------------------ the price
-    Mutation(BUDGET, "price-without-drafts", "tokens_ms * (1.0 + self.drafted_per_decode_step)", "tokens_ms",
+    Mutation(BUDGET, "price-without-drafts", "latency.c_tok_ms * (1.0 + self.drafted_per_decode_step)", "latency.c_tok_ms",
              "what a token costs now includes the drafts"),
-    Mutation(BUDGET, "price-of-the-ids-given", "self._price(latency, max(1, requests.num_running),",
-             "self._price(latency, max(1, num_requests),", "the batch is what runs, not what is asked about"),
+    Mutation(BUDGET, "price-of-the-ids-given", "1.0 / max(1, requests.num_running)",
+             "1.0 / max(1, len(requests))", "the batch is what runs, not what is asked about"),
     Mutation(BUDGET, "newest-weighs-least", "np.arange(num_steps - 1, -1, -1.0)", "np.arange(0, num_steps, 1.0)",
              "of several decode steps the last weighs most"),
     Mutation(BUDGET, "bonus-not-counted", "float(np.dot(weights, accepted)) + (1.0 - keep)", "float(np.dot(weights, accepted))",

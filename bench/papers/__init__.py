@@ -1,0 +1,1 @@
+"""What papers on speculative decoding in RL report, computed anew with das: one module a paper."""

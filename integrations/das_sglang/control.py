@@ -1,0 +1,115 @@
+"""What trainers can ask of a running engine: methods for `Engine.collective_rpc`, and das' part of `/server_info`.
+
+SGLang calls attributes of its scheduler by name, on every rank, with plain values. So the methods live there; they are
+put there by a worker of das, and only then.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import das
+from das.rollout import check_int
+from das_sglang.drafting import Drafting
+from das_sglang.engine_request import named_prompt_key
+
+_INTERNAL_STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController"
+
+
+def install() -> None:
+    """Give SGLang's scheduler class the methods below. Doing it again changes nothing."""
+    from sglang.srt.managers.scheduler import Scheduler
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    if getattr(Scheduler, "das_push", None) is das_push:
+        return
+    for method in METHODS:
+        setattr(Scheduler, method.__name__, method)
+    HookRegistry.register(f"{_INTERNAL_STATE}._add_speculative", _add_statistics, HookType.AFTER)
+    HookRegistry.apply_hooks()
+
+
+def das_push(scheduler: Any, rollouts: str = "", path: str = "") -> None:
+    """Take rollouts into the history.
+
+    Args:
+        rollouts: a JSON array of objects with the fields of `das.Rollout`; `prompt_key` may be a name.
+        path: of a file with such an object in each line, that every rank can read.
+
+    Raises:
+        TypeError, ValueError: no JSON, or no rollout; it names the first that is none. None is taken then.
+    """
+    _drafting(scheduler).add_rollouts(list(_parsed(rollouts, path)))
+
+
+def das_new_training_step(scheduler: Any, training_step: int) -> None:
+    """Say which training step the engine's weights belong to; a lower one than it is at changes nothing.
+
+    Raises:
+        TypeError, ValueError: no int, or a negative one.
+    """
+    check_int(training_step, "training_step", below=1 << 62)
+    _drafting(scheduler).training_step.raise_to(training_step)
+
+
+def das_configure(scheduler: Any, **changes: Any) -> None:
+    """Change `policy`, `shape`, `widths` ("0,3,7") or `noise_seed` (-1: none) of the running engine.
+
+    Raises what `Drafting.configure` raises.
+    """
+    if changes.get("noise_seed") == -1:
+        changes["noise_seed"] = None
+    if isinstance(changes.get("widths"), str):
+        changes["widths"] = tuple(int(width) for width in changes["widths"].split(","))
+    _drafting(scheduler).configure(**changes)
+
+
+def das_forget(scheduler: Any) -> None:
+    """Begin anew: an empty history, nothing learned, and drafting on if a fault had switched it off."""
+    _drafting(scheduler).forget()
+
+
+def das_statistics(scheduler: Any, path: str) -> None:
+    """Write the statistics as JSON, from the first rank; `/server_info` has them, too."""
+    from sglang.srt.runtime_context import get_parallel
+
+    if get_parallel().tp_rank == 0:
+        Path(path).write_text(json.dumps(_drafting(scheduler).statistics()), encoding="utf-8")
+
+
+METHODS: tuple[Callable[..., None], ...] = (das_push, das_new_training_step, das_configure, das_forget, das_statistics)
+
+
+def _add_statistics(result: Any, controller: Any, state: dict[str, Any]) -> None:
+    """After SGLang has told of its speculation: tell of das'."""
+    drafting = getattr(controller.scheduler.draft_worker, "drafting", None)
+    if drafting is not None:
+        state["das"] = drafting.statistics()
+
+
+def _drafting(scheduler: Any) -> Drafting:
+    drafting = getattr(scheduler.draft_worker, "drafting", None)
+    if not isinstance(drafting, Drafting):
+        raise ValueError("this engine does not draft with das: start it with --speculative-algorithm DAS")
+    return drafting
+
+
+def _parsed(rollouts: str, path: str) -> Iterator[das.Rollout]:
+    if bool(rollouts) == bool(path):
+        raise ValueError("give either rollouts or path")
+    if rollouts:
+        items = json.loads(rollouts)
+        if not isinstance(items, list):
+            raise ValueError(f"rollouts holds a {type(items).__name__}; it must be a JSON array")
+    else:
+        items = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()]
+    for number, item in enumerate(items):
+        try:
+            if isinstance(item.get("prompt_key"), str):
+                item["prompt_key"] = named_prompt_key(item["prompt_key"])
+            yield das.Rollout(**item)
+        except (AttributeError, TypeError, ValueError) as error:
+            raise ValueError(f"rollout {number}: {error}") from error

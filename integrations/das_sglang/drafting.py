@@ -1,0 +1,199 @@
+"""What the worker asks once a decode step: drafts and a width. A fault in here switches drafting off, nothing else."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeVar
+
+import das
+from das_sglang.live_requests import LiveRequests
+from das_sglang.settings import Settings
+from das_sglang.training_step import TrainingStep
+
+logger = logging.getLogger("das")
+
+_CHANGEABLE = ("policy", "shape", "widths", "noise_seed")  # of a running engine
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a decode step verifies.
+
+    Args:
+        drafts: one a request of the batch, in its order; None: none.
+        width: draft tokens a request, padding included.
+    """
+
+    drafts: list[das.Draft | None]
+    width: int
+
+
+class Drafting:
+    """das' side of a worker: history, drafter, policy, and the requests that run.
+
+    Args:
+        settings: see there.
+        num_ranks: of the tensor-parallel group, which must all draft the same.
+        vocabulary_size: of the model, which fails on other tokens.
+
+    Attributes:
+        history: of all rollouts seen.
+        training_step: which step the engine is at.
+        fault: why nothing is drafted any more; None: it is.
+    """
+
+    def __init__(self, settings: Settings, *, num_ranks: int = 1, vocabulary_size: int = 1 << 31) -> None:
+        self.settings = settings
+        self.vocabulary_size = vocabulary_size
+        self.training_step = TrainingStep()
+        self._num_ranks = num_ranks
+        self._widest = settings.widths[-1]
+        self._num_steps_by_width: Counter[int] = Counter()
+        self._counts: Counter[str] = Counter()
+        self.history: das.RolloutHistory
+        self.fault: str | None
+        self._step_started_s: float | None
+        self.forget()
+
+    def plan(self, requests: Sequence[Any], unprocessed: Sequence[Sequence[int]], *, weight_version: str) -> Plan:
+        """Return the drafts of the decode step that comes now.
+
+        Args:
+            requests: SGLang's, of the batch.
+            unprocessed: of each, the tokens it has emitted that are not in its `output_ids` yet.
+            weight_version: the engine's.
+
+        Never raises. Complexity: O(emitted and drafted tokens), whatever the history holds.
+        """
+        nothing = Plan([None] * len(requests), 0)
+        plan = self._guarded(lambda: self._plan(requests, unprocessed, weight_version), nothing, "drafting")
+        self._num_steps_by_width[plan.width] += 1
+        self._counts["num_verified_tokens"] += len(requests) * (1 + plan.width)
+        self._counts["num_padded_tokens"] += len(requests) * plan.width - sum(len(draft or ()) for draft in plan.drafts)
+        return plan
+
+    def prefill(self, requests: Iterable[Any]) -> None:
+        """A pass prefills these requests: build their prompts' trees beside it. Never raises."""
+        self._step_started_s = None
+        self._guarded(lambda: self._live.prepare(requests), None, "preparing trees")
+
+    def finish(self, rid: str) -> None:
+        """SGLang has ended a request. Never raises."""
+        self._guarded(lambda: self._live.finish(rid), None, "ending a request")
+
+    def add_rollouts(self, rollouts: Sequence[das.Rollout]) -> int:
+        """Take in rollouts that a trainer pushes; return how many were new.
+
+        A later training step than the engine's raises that: what is generated from now on is at least as new.
+
+        Raises:
+            ValueError: as `check_rollouts`. Nothing changes then.
+        """
+        self.check_rollouts(rollouts)
+        for rollout in rollouts:
+            if rollout.training_step is not None:
+                self.training_step.raise_to(rollout.training_step)
+        return self.history.add_many(rollouts)
+
+    def check_rollouts(self, rollouts: Iterable[das.Rollout]) -> None:
+        """Raise ValueError for a rollout with a token that is not in the model's vocabulary: drafted, it would fail."""
+        for number, rollout in enumerate(rollouts):
+            greatest = max(int(rollout.prompt_token_ids.max()), int(rollout.response_token_ids.max()))
+            if greatest >= self.vocabulary_size:
+                raise ValueError(
+                    f"rollout {number} holds token {greatest}; the model's vocabulary has {self.vocabulary_size}"
+                )
+
+    def forget(self) -> None:
+        """Begin anew, with drafting on: nothing in the history, nothing learned, nothing counted.
+
+        Running requests are known again at their next step. Settings and the training step stay.
+        """
+        self.history = self.settings.make_history()
+        self.fault = None
+        self._policy = self.settings.make_policy(learns_latency=self._num_ranks == 1)
+        self._drafter = das.Drafter(self.history)
+        self._live = LiveRequests(self._drafter)
+        self._step_started_s = None
+        self._plan_s = 0.0
+        self._num_steps_by_width.clear()
+        self._counts.clear()
+
+    def configure(self, **changes: Any) -> None:
+        """Change policy, shape, widths or noise_seed of the running engine; what was learned of acceptance stays.
+
+        Raises:
+            TypeError, ValueError: another field, a value that is refused, or a width beyond the one the engine has
+            reserved memory for. Nothing changes then.
+        """
+        others = sorted(changes.keys() - set(_CHANGEABLE))
+        if others:
+            raise ValueError(
+                f"{', '.join(others)} cannot be changed while the engine runs; {', '.join(_CHANGEABLE)} can"
+            )
+        settings = replace(self.settings, **changes)
+        if settings.widths[-1] > self._widest:
+            raise ValueError(f"widths is {settings.widths}; the engine was started for at most {self._widest}")
+        policy = settings.make_policy(learns_latency=self._num_ranks == 1)
+        self.settings, self._policy = settings, policy
+
+    def statistics(self) -> dict[str, Any]:
+        """Return counters and what is held, as plain values by name. Never raises. O(running requests)."""
+        counters = self._drafter.counters()
+        num_steps = max(1, sum(self._num_steps_by_width.values()))
+        return {
+            "state": "drafting" if self.fault is None else f"off: {self.fault}",
+            "settings": self.settings.as_dict(),
+            "policy": repr(self._policy),
+            **asdict(counters),
+            "draft_acceptance_rate": counters.draft_acceptance_rate,
+            "mean_acceptance_length": counters.mean_acceptance_length,
+            "tokens_per_decode_step": counters.tokens_per_decode_step,
+            "num_verify_passes": sum(self._num_steps_by_width.values()),
+            "num_passes_by_width": {str(width): num for width, num in sorted(self._num_steps_by_width.items())},
+            "num_verified_tokens": self._counts["num_verified_tokens"],
+            "num_padded_tokens": self._counts["num_padded_tokens"],
+            "plan_us_per_pass": 1e6 * self._plan_s / num_steps,
+            "num_live_requests": len(self._live),
+            "history": asdict(self.history.statistics()),
+        }
+
+    def _plan(self, requests: Sequence[Any], unprocessed: Sequence[Sequence[int]], weight_version: str) -> Plan:
+        start_s = time.perf_counter()
+        step_ms = None
+        if self._num_ranks == 1 and self._step_started_s is not None:  # clocks differ between ranks
+            step_ms = 1e3 * (start_s - self._step_started_s)
+        self._step_started_s = start_s
+        training_step = self.training_step.now(weight_version)
+        limits = self._live.advance(requests, unprocessed, training_step=training_step)
+        drafts = das.plan_step(
+            self._drafter,
+            list(limits),
+            policy=self._policy,
+            num_running=len(requests),
+            max_draft_tokens=limits,
+            step_ms=step_ms,
+            shape=self.settings.shape,  # type: ignore[arg-type]  # Settings has checked it
+            widths=self.settings.widths,
+        )
+        plan = Plan([drafts.get(request.rid) for request in requests], drafts.width or 0)
+        self._plan_s += time.perf_counter() - start_s
+        return plan
+
+    def _guarded(self, work: Callable[[], _T], otherwise: _T, name: str) -> _T:
+        """Do it; after the first exception never again: the engine goes on without drafts."""
+        if self.fault is not None:
+            return otherwise
+        try:
+            return work()
+        except Exception as error:
+            self.fault = f"{type(error).__name__} while {name}: {error}"
+            logger.exception(
+                "das is switched off in this process, the engine goes on without drafts: an error while %s", name
+            )
+            return otherwise

@@ -1,0 +1,145 @@
+"""What can be set, from one environment variable: SGLang hands no options of their own to plugins."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import das
+from das.latency import DEFAULT_LATENCY
+from das.step import check_widths
+from das.verify import request_seed
+
+VARIABLE = "DAS_SGLANG"
+DEFAULT_POLICY = "throughput"
+Latency = das.LatencyModel | das.LatencyEstimator
+
+# What makes each policy, from its argument (None: not given), the latency and the longest draft.
+_POLICIES: dict[str, Callable[[float | None, Latency, int], das.BudgetPolicy]] = {
+    "throughput": lambda _, latency, longest: das.ThroughputBudget(latency=latency, max_draft_tokens=longest),
+    "price": lambda price, _, longest: das.PriceBudget(min_survival=_given(price, 0.15), max_draft_tokens=longest),
+    "fixed": lambda length, _, longest: das.FixedBudget(min(int(_given(length, longest)), longest)),
+    "none": lambda *_: das.NoDraft(),
+}
+_WITH_ARGUMENT = ("price", "fixed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the plugin does; every field has a default.
+
+    Args:
+        policy: "throughput", "price:P", "fixed:N" or "none"; see `das.budget`.
+        shape: of the drafts, "chain" or "tree".
+        widths: draft tokens a request that a decode step may verify, ascending; the policy picks one for each step.
+        window_epochs, max_bytes: of the history.
+        latency_ms: what a pass costs, and each token in it; None: learned from the steps, where one rank decides alone.
+        noise_seed: samples are keyed by (seed, request id, position), and equal with and without drafts; None: they are
+            as random as SGLang's.
+        replace_ngram: the algorithm NGRAM is das, for those who cannot name DAS.
+
+    Raises:
+        TypeError, ValueError: a field of the wrong kind, or out of range.
+    """
+
+    policy: str = DEFAULT_POLICY
+    shape: str = "chain"
+    widths: tuple[int, ...] = (0, 3, 7, 15)
+    window_epochs: int = 4
+    max_bytes: int = 8 << 30
+    latency_ms: tuple[float, float] | None = None
+    noise_seed: int | None = None
+    replace_ngram: bool = False
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__
+        put(self, "widths", check_widths(self.widths))
+        if self.widths[-1] == 0:
+            raise ValueError("widths is (0,); it must name a width above 0. To draft nothing, set policy to 'none'")
+        if self.shape not in ("chain", "tree"):
+            raise ValueError(f"shape is {self.shape!r}; it must be 'chain' or 'tree'")
+        if not isinstance(self.replace_ngram, bool):
+            raise TypeError(f"replace_ngram must be true or false, not {self.replace_ngram!r}")
+        if self.noise_seed is not None:
+            request_seed(self.noise_seed, "")
+        if self.latency_ms is not None:
+            if isinstance(self.latency_ms, str) or len(self.latency_ms) != 2:
+                raise ValueError(f"latency_ms is {self.latency_ms!r}; it must hold two numbers, a pass and a token")
+            put(self, "latency_ms", tuple(self.latency_ms))
+        self.make_history()
+        self.make_policy(learns_latency=True)
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> Settings:
+        """Return the settings of `DAS_SGLANG`: a JSON object, or the path of a file that holds one. Unset: defaults.
+
+        Raises:
+            ValueError: unreadable, no JSON object, an unknown field, or a field that is refused; it names the variable.
+        """
+        text = environment.get(VARIABLE, "").strip()
+        if not text:
+            return cls()
+        try:
+            if not text.startswith("{"):
+                text = Path(text).read_text(encoding="utf-8")
+            values = json.loads(text)
+            if not isinstance(values, dict):
+                raise ValueError(f"it holds a {type(values).__name__}; it must be a JSON object")
+            unknown = sorted(values.keys() - {field.name for field in fields(cls)})
+            if unknown:
+                known = ", ".join(field.name for field in fields(cls))
+                raise ValueError(f"it names {', '.join(unknown)}; known are {known}")
+            return cls(**values)
+        except (OSError, TypeError, ValueError) as error:
+            raise ValueError(f"{VARIABLE}: {error}") from error
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the settings as plain values, as the log and `/server_info` show them."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def widths_within(self, num_draft_tokens: int | None) -> tuple[int, ...]:
+        """Return the widths that fit into `--speculative-num-draft-tokens`, which counts the token before the draft.
+
+        The longest is always part of them. None: as set.
+
+        Raises:
+            ValueError: no room for a draft, or for one of more than 64 tokens.
+        """
+        if num_draft_tokens is None:
+            return self.widths
+        if num_draft_tokens < 2:
+            raise ValueError(f"speculative_num_draft_tokens is {num_draft_tokens}; it must be at least 2")
+        longest = num_draft_tokens - 1
+        return check_widths((*(width for width in self.widths if width < longest), longest))
+
+    def make_history(self) -> das.RolloutHistory:
+        """Return a new history."""
+        return das.RolloutHistory(window_epochs=self.window_epochs, max_bytes=self.max_bytes)
+
+    def make_policy(self, *, learns_latency: bool) -> das.BudgetPolicy:
+        """Return a new policy.
+
+        Args:
+            learns_latency: False where several ranks must draft the same, as each measures other times.
+
+        Raises:
+            TypeError, ValueError: an unknown policy, or an argument that it refuses.
+        """
+        latency: Latency = DEFAULT_LATENCY
+        if self.latency_ms is not None:
+            latency = das.LatencyModel(c_base_ms=self.latency_ms[0], c_tok_ms=self.latency_ms[1])
+        elif learns_latency:
+            latency = das.LatencyEstimator()
+        if not isinstance(self.policy, str):
+            raise TypeError(f"policy must be a string, not {type(self.policy).__name__}")
+        name, _, argument = self.policy.partition(":")
+        if name not in _POLICIES or (argument and name not in _WITH_ARGUMENT):
+            raise ValueError(f"policy is {self.policy!r}; it must be throughput, price:P, fixed:N or none")
+        return _POLICIES[name](float(argument) if argument else None, latency, self.widths[-1])
+
+
+def _given(value: float | None, default: float) -> float:
+    return default if value is None else value

@@ -1,0 +1,172 @@
+"""What a user can set, where from, and what is wrong with it: `additional_config["das"]` or DAS_VLLM_CONFIG."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import das
+from das.latency import DEFAULT_LATENCY
+
+ENVIRONMENT_VARIABLE = "DAS_VLLM_CONFIG"
+MOST_DRAFT_TOKENS = 64  # of das; vLLM's rejection sampler stops at 128
+
+DEFAULT_POLICY = "length-aware"  # the one place that says which policy drafts where nobody names one
+POLICIES: dict[str, Callable[..., das.BudgetPolicy]] = {
+    "length-aware": das.LengthAwareBudget,
+    "throughput": das.ThroughputBudget,
+    "price": das.PriceBudget,
+    "fixed": das.FixedBudget,
+    "unlimited": das.UnlimitedBudget,
+    "class": das.LengthClassBudget,
+    "none": das.NoDraft,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How das drafts in an engine.
+
+    Args:
+        policy: a name of `POLICIES`.
+        policy_options: the policy's own arguments, as `{"min_survival": 0.15}`; `latency` and, if it is left out,
+            `max_draft_tokens` are filled in here.
+        latency: what a pass costs: a name of `das latency list`, or [c_base_ms, c_tok_ms, c_kv_ms, c_engine_ms], of
+            which the last two may be left out. None: learned from the engine's own steps.
+        window_epochs: epochs of each prompt that the history keeps, >= 1.
+        max_history_bytes: limit of the history, > 0.
+        deterministic: no clock decides what is drafted. Always so under `external_launcher`, where each rank schedules
+            for itself and all must draft the same.
+        learn_from_engine: finished requests enter the history. False: only what `das_push_rollouts` brings does.
+        inject_num_speculative_tokens: give this das drafter, with so many tokens, to every engine of this process that
+            was made without a speculative_config: for trainers that offer no way in. None: inject nothing. Read from
+            the environment variable only.
+
+    Raises:
+        TypeError, ValueError: naming the setting, the rule and the value.
+    """
+
+    policy: str = DEFAULT_POLICY
+    policy_options: Mapping[str, Any] = field(default_factory=dict)
+    latency: str | tuple[float, ...] | None = None
+    window_epochs: int = 4
+    max_history_bytes: int = 8 << 30
+    deterministic: bool = False
+    learn_from_engine: bool = True
+    inject_num_speculative_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.policy_options, Mapping):
+            raise TypeError(f"policy_options must be a mapping, not {type(self.policy_options).__name__}")
+        for name in ("deterministic", "learn_from_engine"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name} must be true or false, not {getattr(self, name)!r}")
+        if isinstance(self.latency, list):
+            object.__setattr__(self, "latency", tuple(self.latency))
+        if self.inject_num_speculative_tokens is not None:
+            _check_draft_tokens(self.inject_num_speculative_tokens, "inject_num_speculative_tokens")
+        self.make_policy(MOST_DRAFT_TOKENS)
+        self.make_history()
+
+    def make_history(self) -> das.RolloutHistory:
+        """Return a new history of these settings."""
+        return das.RolloutHistory(window_epochs=self.window_epochs, max_bytes=self.max_history_bytes)
+
+    def make_policy(self, num_speculative_tokens: int, *, can_learn_latency: bool = True) -> das.BudgetPolicy:
+        """Return a new policy of these settings.
+
+        Args:
+            num_speculative_tokens: that the engine verifies of a request at most.
+            can_learn_latency: False: where no latency is set, draft by das' default for it instead of by clocks.
+        """
+        if self.policy not in POLICIES:
+            raise ValueError(f"policy is {self.policy!r}; it must be one of {', '.join(POLICIES)}")
+        make = POLICIES[self.policy]
+        accepted = [name for name in inspect.signature(make).parameters if name != "latency"]
+        unknown = [name for name in self.policy_options if name not in accepted]
+        if unknown:
+            takes = ", ".join(accepted) if accepted else "none"
+            raise ValueError(f"policy_options has {unknown[0]!r}; the options of {self.policy!r} are: {takes}")
+        options = dict(self.policy_options)
+        if "max_draft_tokens" in accepted:
+            options.setdefault("max_draft_tokens", min(16, num_speculative_tokens))
+        if "latency" in inspect.signature(make).parameters:
+            options["latency"] = self.latency_model() or (None if can_learn_latency else DEFAULT_LATENCY)
+        return make(**options)
+
+    def latency_model(self) -> das.LatencyModel | None:
+        """Return the latency to draft by; None: it is learned from the engine's steps."""
+        if isinstance(self.latency, str):
+            try:
+                return das.latency_preset(self.latency).fit.latency
+            except (KeyError, ValueError) as error:
+                raise ValueError(f"latency is {self.latency!r}, which is no preset: {error}") from None
+        if self.latency is None:
+            return None
+        names = ("c_base_ms", "c_tok_ms", "c_kv_ms", "c_engine_ms")
+        if not isinstance(self.latency, tuple) or not 2 <= len(self.latency) <= 4:
+            raise ValueError(f"latency is {self.latency!r}; it must be a preset or 2 to 4 of {', '.join(names)}")
+        return das.LatencyModel(**dict(zip(names, self.latency, strict=False)))
+
+    def __str__(self) -> str:
+        return json.dumps({name: _plain(value) for name, value in asdict(self).items()})
+
+
+def read_settings(additional_config: Any, environment: Mapping[str, str]) -> Settings:
+    """Return the settings of an engine.
+
+    Args:
+        additional_config: vLLM's; its entry "das" takes precedence, name by name.
+        environment: DAS_VLLM_CONFIG is JSON, or the path of a JSON file.
+
+    Raises:
+        TypeError, ValueError: naming where the setting came from, its name, the rule and the value.
+    """
+    merged: dict[str, Any] = {}
+    given = additional_config.get("das", {}) if isinstance(additional_config, Mapping) else {}
+    for source, values in (
+        (ENVIRONMENT_VARIABLE, _from_environment(environment)),
+        ('additional_config["das"]', given),
+    ):
+        if not isinstance(values, Mapping):
+            raise TypeError(f"{source} must be a mapping of settings, not {type(values).__name__}")
+        known = [setting.name for setting in fields(Settings)]
+        for name in values:
+            if name not in known:
+                raise ValueError(f"{source} has {name!r}, which is no setting; there are: {', '.join(known)}")
+        try:
+            merged |= values
+            Settings(**merged)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{source}: {error}") from None
+    return Settings(**merged)
+
+
+def _from_environment(environment: Mapping[str, str]) -> Any:
+    text = environment.get(ENVIRONMENT_VARIABLE, "").strip()
+    if not text:
+        return {}
+    if not text.startswith("{"):
+        try:
+            text = Path(text).read_text(encoding="utf-8")
+        except OSError as error:
+            raise ValueError(f"{ENVIRONMENT_VARIABLE} is neither JSON nor a file that can be read: {error}") from None
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{ENVIRONMENT_VARIABLE} is not valid JSON: {error}") from None
+
+
+def _check_draft_tokens(value: Any, name: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, not {type(value).__name__}")
+    if not 1 <= value <= MOST_DRAFT_TOKENS:
+        raise ValueError(f"{name} is {value}; it must be 1 <= {name} <= {MOST_DRAFT_TOKENS}")
+
+
+def _plain(value: Any) -> Any:
+    return dict(value) if isinstance(value, Mapping) else value

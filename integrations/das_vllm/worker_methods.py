@@ -1,0 +1,80 @@
+"""What trainers call in the workers: `llm.collective_rpc("das_statistics")`, one answer a rank.
+
+The general plugin puts these functions on vLLM's WorkerBase, so the one slot of `worker_extension_cls` stays free.
+Arguments and answers are plain values, which any executor can carry. A worker whose engine does not draft with das
+answers None. A bad argument raises, at the caller; nothing else does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import das
+from das_vllm.proposer import DasProposer
+from das_vllm.request_tracker import prompt_key_of
+
+
+def das_push_rollouts(worker: Any, rollouts: Sequence[Mapping[str, Any]]) -> int | None:
+    """Take finished rollouts into the history, from a trainer or another engine; return how many were new.
+
+    Args:
+        rollouts: the fields of `das.Rollout` as plain values: at least `prompt_token_ids` and `response_token_ids`;
+            `prompt_key` (an int, or the text that requests name as `das_prompt_key`), `training_step`, `reward`,
+            `request_id`, `response_mask`. Trees of their prompts are built in the background.
+    """
+    proposer = _proposer(worker)
+    if proposer is None or not proposer.is_drafting:
+        return None
+    read = [das.Rollout(**_with_key(rollout)) for rollout in rollouts]  # all before the first is taken in
+    num_new = proposer.history.add_many(read)
+    keys = dict.fromkeys(rollout.key for rollout in read)
+    proposer.history.prepare(keys)
+    for key in keys:
+        proposer.tracker.note_step(key)
+    return num_new
+
+
+def das_new_training_step(worker: Any, training_step: int) -> int | None:
+    """Say that the policy's weights are of a new version: requests that start from now on belong to it."""
+    proposer = _proposer(worker)
+    if proposer is None or not proposer.is_drafting:
+        return None
+    return proposer.new_training_step(training_step)
+
+
+def das_set_policy(worker: Any, policy: str, policy_options: Mapping[str, Any] | None = None) -> str | None:
+    """Draft by another policy from now on; arguments as the settings of these names. Returns what is in force."""
+    proposer = _proposer(worker)
+    if proposer is None or not proposer.is_drafting:
+        return None
+    return proposer.set_policy(replace(proposer.settings, policy=policy, policy_options=dict(policy_options or {})))
+
+
+def das_flush(worker: Any) -> int | None:
+    """Finish requests that left the engine since its last step; return how many still run."""
+    proposer = _proposer(worker)
+    return None if proposer is None else proposer.flush()
+
+
+def das_statistics(worker: Any) -> dict[str, Any] | None:
+    """Return counters and gauges by name; see `das_vllm.statistics`."""
+    proposer = _proposer(worker)
+    return None if proposer is None else proposer.statistics()
+
+
+WORKER_METHODS = (das_push_rollouts, das_new_training_step, das_set_policy, das_flush, das_statistics)
+
+
+def _proposer(worker: Any) -> DasProposer | None:
+    drafter = getattr(getattr(worker, "model_runner", None), "drafter", None)
+    return drafter if isinstance(drafter, DasProposer) else None
+
+
+def _with_key(rollout: Mapping[str, Any]) -> dict[str, Any]:
+    """Rollout fields with the prompt key as requests name it: a text by its hash."""
+    fields = dict(rollout)
+    if isinstance(fields.get("prompt_key"), str):
+        fields["prompt_key"] = prompt_key_of({"das_prompt_key": fields["prompt_key"]})
+    return fields

@@ -1,0 +1,98 @@
+"""What trainers can call in the workers of an engine."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm_runner import Runner
+
+import das
+from das_vllm.request_tracker import prompt_key_of
+from das_vllm.worker_methods import (
+    WORKER_METHODS,
+    das_flush,
+    das_new_training_step,
+    das_push_rollouts,
+    das_set_policy,
+    das_statistics,
+)
+
+
+def worker_of(runner: Any) -> Any:
+    return SimpleNamespace(model_runner=runner)
+
+
+ROLLOUT = {"prompt_token_ids": [1, 2], "response_token_ids": [3, 4, 5], "training_step": 7, "reward": 0.5}
+
+
+def test_pushed_rollouts_enter_the_history_once() -> None:
+    runner = Runner()
+    named = ROLLOUT | {"prompt_key": "problem 17", "prompt_token_ids": [9]}
+    assert das_push_rollouts(worker_of(runner), [ROLLOUT, named]) == 2
+    assert das_push_rollouts(worker_of(runner), [named, ROLLOUT]) == 0
+    history = runner.drafter.history
+    (stored,) = history.rollouts(das.prompt_key([1, 2]))
+    assert (stored.training_step, stored.reward) == (7, 0.5)
+    assert len(history.rollouts(prompt_key_of({"das_prompt_key": "problem 17"}) or 0)) == 1
+    runner.drafter.weights_changed()
+    assert runner.drafter.tracker.training_step == 8  # behind what was pushed
+
+
+@pytest.mark.parametrize(
+    ("bad", "error"),
+    [
+        ({"response_token_ids": []}, "response_token_ids is empty"),
+        ({"reward": float("nan")}, "reward is nan"),
+        ({"colour": 1}, "colour"),
+        ({"prompt_key": -1}, "prompt_key is -1"),
+    ],
+)
+def test_a_bad_rollout_raises_and_none_is_taken_in(bad: dict[str, Any], error: str) -> None:
+    runner = Runner()
+    with pytest.raises((TypeError, ValueError), match=error):
+        das_push_rollouts(worker_of(runner), [ROLLOUT, ROLLOUT | bad])
+    assert runner.drafter.history.prompt_keys() == ()
+    assert runner.drafter.fault is None
+
+
+def test_policies_change_at_once() -> None:
+    runner = Runner(num_speculative_tokens=4)
+    assert das_set_policy(worker_of(runner), "price", {"min_survival": 0.5}) == repr(runner.drafter.policy)
+    assert isinstance(runner.drafter.policy, das.PriceBudget)
+    before = runner.drafter.policy
+    with pytest.raises(ValueError, match="policy is 'best'"):
+        das_set_policy(worker_of(runner), "best")
+    assert runner.drafter.policy is before
+
+
+def test_running_requests_are_counted_by_flush() -> None:
+    runner = Runner()
+    runner.add("a", [1, 2], [5] * 20)
+    runner.add("b", [1, 2], [6] * 20, max_tokens=1)
+    runner.step()
+    assert das_flush(worker_of(runner)) == 1
+    runner.remove("a")
+    assert das_flush(worker_of(runner)) == 0
+
+
+def test_statistics_are_plain_values() -> None:
+    runner = Runner()
+    values = das_statistics(worker_of(runner))
+    assert values is not None
+    assert all(name.startswith("das_") and type(value) in (int, float, str, bool) for name, value in values.items())
+
+
+@pytest.mark.parametrize("method", WORKER_METHODS)
+def test_an_engine_without_das_answers_none(method: Any) -> None:
+    arguments = {"das_push_rollouts": ([ROLLOUT],), "das_new_training_step": (1,), "das_set_policy": ("none",)}
+    for runner in (None, SimpleNamespace(), SimpleNamespace(drafter=object())):
+        assert method(worker_of(runner), *arguments.get(method.__name__, ())) is None
+
+
+@pytest.mark.parametrize("method", [das_push_rollouts, das_new_training_step, das_set_policy])
+def test_a_drafter_that_is_off_takes_nothing_in(method: Any) -> None:
+    runner = Runner()
+    runner.drafter.switch_off("test")
+    arguments = {das_push_rollouts: [ROLLOUT], das_new_training_step: 1, das_set_policy: "none"}
+    assert method(worker_of(runner), arguments[method]) is None
+    assert runner.drafter.history.prompt_keys() == ()
