@@ -5,6 +5,7 @@
 
 The first samples of the first training step are history, those of the last step are replayed, all prompts at once. A
 request sees its prompt, its own and its siblings' output so far, and the history: more only where a peer works so.
+`--change none` replays later samples of the first step instead, `--change abrupt` those of the last in other token ids.
 `lockstep`: each request drafts and extends before the next one drafts. `step`: all draft, then all extend, as engines
 work. `cold` is the same without history.
 """
@@ -15,11 +16,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
 from pathlib import Path
+from typing import get_args
 
 from bench.decode import C_BASE, Decode
 from bench.harness import Job, Row, measure_all, median, parser, print_table
-from bench.rollouts import GROUP_SIZE, HISTORY_SAMPLES, EndToken, questions_of
-from bench.sides import MAX_DRAFT_TOKENS, create
+from bench.rollouts import GROUP_SIZE, HISTORY_SAMPLES, Change, EndToken, questions_of
+from bench.sides import MAX_DRAFT_TOKENS, WIDTHS, create
 
 POINTS = (1, 2, 4, 6, 8, 10, 16)
 PRICES = (0.8, 0.5, 0.3, 0.15, 0.08, 0.03, 0.015, 0)
@@ -28,7 +30,10 @@ FACTORS = (0.125, 0.25, 0.5, 1, 2, 4)
 CAPS = (1, 2, 4, 8, 16)
 BATCHES = (0, 128, 16, 1)  # 0: the requests that run; else the self-tuned price is that of a batch of this size
 COSTS = ("j128", "j16", "j1", "batch_cost")
-WITHOUT_A_PART = ["das-uncalibrated", "das-longest-match", "das-one-source", "das-unforgetting", "das-no-common"]
+OTHER_RULES = [  # each the rule without one part, and hedged
+    *("das-uncalibrated", "das-longest-match", "das-one-source", "das-unforgetting", "das-no-common"),
+    *("das-hedged", "das-hedged-by-request"),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,7 @@ class Family:
     side: str
     knob: str
     values: tuple[float, ...]
+    orders: tuple[str, ...] = ("lockstep", "step")  # a width is one for all that draft in a step: `step` only
 
     def job(self, value: float) -> Job:
         """What `create` needs for one setting of the knob."""
@@ -54,12 +60,14 @@ FAMILIES = {
         Family("das:price", "min_survival", PRICES),
         Family("das:throughput", "num_running", BATCHES),
         Family("das:fixed", "max_draft_tokens", CAPS),
+        Family("das-widths:throughput", "num_running", BATCHES[:1], ("step",)),
+        Family("das:width", "width", WIDTHS[1:], ("step",)),
         Family("das-tree:price", "min_survival", PRICES),
         Family("das-tree:long-price", "min_survival", LOW_PRICES),
         Family("das-tree:throughput", "num_running", BATCHES),
         Family("das-tree:fixed", "max_draft_tokens", CAPS),
-        *(Family(f"{side}:price", "min_survival", PRICES) for side in WITHOUT_A_PART),
-        *(Family(f"{side}:throughput", "num_running", BATCHES) for side in WITHOUT_A_PART),
+        *(Family(f"{side}:price", "min_survival", PRICES) for side in OTHER_RULES),
+        *(Family(f"{side}:throughput", "num_running", BATCHES) for side in OTHER_RULES),
         Family("suffix_decoding", "factor", FACTORS),
         Family("arctic", "factor", FACTORS),
         Family("arctic_depth24", "factor", FACTORS),
@@ -82,7 +90,9 @@ TOO_SLOW = ["naive"]  # minutes a setting; name it with --sides
 def measure(job: Job) -> Row:
     """One setting of one side, in one order."""
     end = EndToken() if job["end_token"] else None
-    prompts = questions_of(job["log"], end, history_samples=job["history"], group_size=job["group_size"])
+    prompts = questions_of(
+        job["log"], end, history_samples=job["history"], group_size=job["group_size"], change=job["change"]
+    )
     prompts = prompts[: job["prompts"]]
     side = create(job["side"], cap=job["cap"], **job["settings"])
     for prompt in prompts:
@@ -109,6 +119,7 @@ def jobs_of(options: argparse.Namespace) -> list[Job]:
     common = {
         "group_size": options.group_size,
         "end_token": not options.cold,
+        "change": options.change,
         "prompts": 4 if options.smoke else None,
         "log": str((options.cold or options.log).resolve()),
     }
@@ -116,6 +127,7 @@ def jobs_of(options: argparse.Namespace) -> list[Job]:
     return [
         {"order": order, "history": history, "family": name, "value": value, **FAMILIES[name].job(value), **common}
         for order, history, name in product(options.orders, histories, options.sides)
+        if order in FAMILIES[name].orders
         for value in FAMILIES[name].values
     ]
 
@@ -192,6 +204,7 @@ def main() -> None:
     options.add_argument("--cold", type=Path, metavar="LOG", help="a log whose first step is replayed, no history")
     options.add_argument("--group-size", type=int, default=GROUP_SIZE, help="samples of a prompt that run at once")
     options.add_argument("--history", type=int, default=HISTORY_SAMPLES, help="earlier samples, where the log has them")
+    options.add_argument("--change", default="drift", choices=get_args(Change), help="of the policy after the history")
     options.add_argument("--orders", nargs="+", default=["lockstep", "step"], choices=["lockstep", "step"])
     options.add_argument("--sides", nargs="+", choices=list(FAMILIES), help=f"default: all but {', '.join(TOO_SLOW)}")
     options.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="replays at a time (%(default)s)")

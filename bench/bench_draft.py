@@ -19,7 +19,7 @@ from bench.rollouts import GROUP_SIZE, prompts_of_size, shuffled_targets
 from bench.sides import create
 
 DAS = "das:price=0.15"
-DAS_VARIANTS = [DAS, "das:price=0.5", "das:price=0.015", "das:fixed=8"]
+DAS_VARIANTS = [DAS, "das:price=0.5", "das:price=0.015", "das:fixed=8", "das-hedged:price=0.15"]
 ARCTIC = ["arctic_depth24", "arctic"]
 TREE = "sglang_ngram:tree"  # a chain of SGLang's is cut from several trees, so its time says nothing
 SIDES = [*DAS_VARIANTS, *ARCTIC, "prompt_lookup_5_5", "prompt_lookup_2_5", TREE, "naive"]

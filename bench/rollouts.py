@@ -8,10 +8,11 @@ as the log's is, and shares nothing with the other sets but the vocabulary.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count, islice
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from das.analysis import read_log
 
 Tokens = NDArray[np.int32]
+Change = Literal["none", "drift", "abrupt"]
 Log = dict[int, list[list[Tokens]]]
 """Training step -> question, in file order -> samples' responses."""
 
@@ -63,18 +65,37 @@ def load(path: str | Path, end: EndToken | None = None) -> tuple[list[Tokens], L
     return list(questions.values()), log
 
 
-def questions_of(path: str | Path, end: EndToken | None, *, history_samples: int, group_size: int) -> list[Prompt]:
-    """Each question once: the first samples of the first step as history, those of the last step as targets.
+def questions_of(
+    path: str | Path, end: EndToken | None, *, history_samples: int, group_size: int, change: Change = "drift"
+) -> list[Prompt]:
+    """Each question once: the first samples of the first step as history, and targets.
 
-    Without history, the targets are of the first step: a cold start.
+    Args:
+        change: of the policy, from history to targets. "drift": the targets are the first samples of the last step;
+            without history those of the first, a cold start. "none": the next samples of the first step. "abrupt": as
+            "drift", in permuted token ids, as if of a policy that has nothing in common with the old one.
     """
     token_ids, log = load(path, end)
     first, last = min(log), max(log)
-    targets = log[last if history_samples else first]
+    start = history_samples if change == "none" else 0
+    step = first if change == "none" or not history_samples else last
+    rename = _renaming(log) if change == "abrupt" else lambda tokens: tokens
     return [
-        Prompt(key, token_ids[key], log[first][key][:history_samples], targets[key][:group_size])
+        Prompt(
+            key,
+            token_ids[key],
+            log[first][key][:history_samples],
+            [rename(target) for target in log[step][key][start : start + group_size]],
+        )
         for key in range(len(token_ids))
     ]
+
+
+def _renaming(log: Log) -> Callable[[Tokens], Tokens]:
+    """Give every token id another one, always the same."""
+    vocabulary = 1 + max(int(tokens.max()) for step in log.values() for tokens in _flat(step))
+    names = np.random.default_rng(0).permutation(vocabulary).astype(np.int32)
+    return lambda tokens: names[tokens]
 
 
 def prompts_of_size(path: str | Path, *, num_tokens: int, min_prompts: int = 1) -> list[Prompt]:

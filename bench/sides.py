@@ -19,6 +19,8 @@ Draft = list[int] | tuple[list[int], list[int]]
 
 MAX_DRAFT_TOKENS = 16
 LONGEST_DRAFT_TOKENS = 64
+WIDTHS = (0, 3, 7, 15)
+PADDING = -1  # a draft token that no log agrees with
 
 
 class Side(Protocol):
@@ -53,6 +55,8 @@ class Das:
         is_calibrated: False: what is learned about acceptance is forgotten before every call, so the blend is believed.
         max_common_tokens: 0: a prompt without history sees no other prompt's text. None: as usual.
         changes: to other parts of the rule, as `Rule.change` takes them.
+        hedge: settings of a Hedge; None: one blend.
+        widths: that an engine can verify, one for all requests of a step; drafts are padded to it. None: as they are.
     """
 
     def __init__(
@@ -63,13 +67,17 @@ class Das:
         is_calibrated: bool = True,
         max_common_tokens: int | None = None,
         changes: Mapping[str, Any] | None = None,
+        hedge: Mapping[str, Any] | None = None,
+        widths: Sequence[int] | None = None,
     ) -> None:
         self._policy = policy
         self._shape = shape
         self._is_calibrated = is_calibrated
         limits = {} if max_common_tokens is None else {"max_common_tokens": max_common_tokens}
         self._history = das.RolloutHistory(max_bytes=1 << 40, **limits)
-        self._drafter = das.Drafter(self._history)
+        self._widths = widths
+        self._hedge = None if hedge is None else dict(hedge)
+        self._drafter = das.Drafter(self._history, hedge=None if hedge is None else das.Hedge(**hedge))
         self._changes = dict(changes or {})
         self._drafter._table.rule.change(**self._changes)
 
@@ -80,6 +88,8 @@ class Das:
             "shape": self._shape,
             "is_calibrated": self._is_calibrated,
             "changes": {name: str(value) for name, value in self._changes.items()},
+            "hedge": self._hedge,
+            "widths": self._widths,
             "max_common_tokens": self._history.max_common_tokens,
             "window_epochs": self._history.window_epochs,
             "das": das.__version__,
@@ -106,7 +116,17 @@ class Das:
         """Plan the step and read the drafts."""
         if not self._is_calibrated:
             self._drafter.confidence.reset()
-        drafts = das.plan_step(self._drafter, names, policy=self._policy, num_running=num_running, shape=self._shape)
+        drafts = das.plan_step(
+            self._drafter,
+            names,
+            policy=self._policy,
+            num_running=num_running,
+            shape=self._shape,
+            widths=self._widths,
+        )
+        if drafts.width is not None:
+            chains = (drafts[name].draft_token_ids for name in names)
+            return [chain + [PADDING] * (drafts.width - len(chain)) for chain in chains]
         if self._shape == "tree":
             return [(drafts[name].draft_token_ids, drafts[name].parents) for name in names]
         return [drafts[name].draft_token_ids for name in names]
@@ -192,12 +212,16 @@ _VARIANTS: dict[str, dict[str, Any]] = {
     "das-no-common": {"max_common_tokens": 0},
     "das-longest-match": {"changes": {"max_contexts": 1}},
     "das-one-source": {"changes": {"is_keyed_by_source": False}},
+    "das-widths": {"widths": WIDTHS},
+    "das-hedged": {"hedge": {}},
+    "das-hedged-by-request": {"hedge": {"learning_rate": 1.0, "share": 0.03, "per_request": True}},
     "das-unforgetting": {"changes": {"cell_memory": math.inf}},
 }
 _POLICIES: dict[str, Callable[[float], BudgetPolicy]] = {
     "price": lambda value: das.PriceBudget(min_survival=value, max_draft_tokens=MAX_DRAFT_TOKENS),
     "long-price": lambda value: das.PriceBudget(min_survival=value, max_draft_tokens=LONGEST_DRAFT_TOKENS),
     "fixed": lambda value: das.FixedBudget(int(value)),
+    "width": lambda value: das.FixedBudget(int(value)),
     "throughput": lambda value: PinnedBatch(int(value)),
     "length-aware": lambda value: das.LengthAwareBudget(length_weight=value, max_draft_tokens=MAX_DRAFT_TOKENS),
 }
@@ -211,4 +235,5 @@ def create(side: str, *, cap: int = MAX_DRAFT_TOKENS, **settings: object) -> Sid
     if name not in _VARIANTS:
         return OfPeer(side, cap, settings)
     kind, _, value = policy.partition("=")
-    return Das(_POLICIES[kind](float(value)), **_VARIANTS[name])
+    variant = {"widths": (int(value),)} if kind == "width" else _VARIANTS[name]
+    return Das(_POLICIES[kind](float(value)), **variant)

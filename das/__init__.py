@@ -19,6 +19,7 @@ from das.budget import (
 from das.class_budget import LengthClassBudget
 from das.confidence import Confidence
 from das.drafter import Drafter
+from das.hedge import Hedge
 from das.history import HistoryStatistics, RolloutHistory
 from das.latency import LatencyEstimator, LatencyFit, LatencyModel, fit_latency
 from das.latency_presets import LatencyPreset, latency_preset
@@ -43,6 +44,7 @@ __all__ = [
     "Drafter",
     "FinishedRollouts",
     "FixedBudget",
+    "Hedge",
     "HistoryStatistics",
     "LatencyEstimator",
     "LatencyFit",

@@ -14,6 +14,7 @@ cdef enum:
     GROUP_SIZE = 16             # enough for a memory access to finish while the others are served
     NUM_RATES = 1024            # bins of the calibrated probability on [0, 1]
     NUM_FIGURES = 3             # of each: predictions, hits, sum of the probabilities
+    NUM_EXPERTS = 9             # of hedged drafting
     NUM_COUNTERS = 5
     DECODE_STEPS = 0            # positions in a request's counters, in the order of metrics.AcceptanceCounters
     VERIFICATION_STEPS = 1
@@ -28,6 +29,23 @@ cdef enum Source:               # who ever continued the last token so
     BY_OTHERS = 3               # other prompts only
     NUM_SOURCES = 4
 
+cdef double KAPPA
+cdef double FIRST_ESTIMATE
+cdef double[NUM_TREES] WEIGHTS
+
+cdef struct Chain
+cdef struct Request
+
+cdef struct ExpertWeights:      # three rows of an array of das.Hedge
+    double[NUM_EXPERTS] weights
+    double[NUM_EXPERTS] expected_losses
+    double[NUM_EXPERTS] mixture     # by which the experts count now
+
+cdef struct Experts:            # of a hedged request
+    ExpertWeights* weights      # shared by all, or its own
+    ExpertWeights own
+    float[(MAX_DRAFT + 1) * NUM_EXPERTS] opinions   # P of the most probable token, by position and expert
+
 cdef struct RuleParameters:     # `_rule.pyx` explains them
     double* hits
     double* misses
@@ -36,6 +54,13 @@ cdef struct RuleParameters:     # `_rule.pyx` explains them
     double kept                 # of a cell's counts, when it learns
     int32_t max_levels
     int32_t source_mask         # of a prediction's source, for its row of cells: all bits, or none
+    double (*mix)(Chain*, int32_t, float*) noexcept nogil   # hedged drafting (`_hedge.pyx`); NULL: one blend
+    void (*teach)(Request*, const float*, bint) noexcept nogil
+    ExpertWeights* expert_weights
+    double learning_rate
+    double share
+    double hint_rate
+    bint is_hedged_by_request
 
 cdef struct Prediction:
     int32_t token
@@ -63,6 +88,7 @@ cdef struct Request:
     Prediction[MAX_DRAFT + 1] asked
     const RuleParameters* rule
     bint has_history            # its prompt has rollouts of earlier epochs
+    Experts* experts            # NULL: not hedged
     int64_t num_prompt          # tokens
     int64_t max_total           # prompt and response tokens together
     uint64_t prompt_key
@@ -103,6 +129,7 @@ cdef void find_cell(Chain* chain, Prediction* prediction, double probability) no
 cdef double hit_rate(const RuleParameters* rule, int32_t cell, double probability) noexcept nogil
 cdef bint learn(const RuleParameters* rule, const Prediction* prediction, int32_t token) noexcept nogil
 cdef void draft_group(Chain* chains, int32_t num_chains) noexcept nogil
-cdef void note_answer(const Request* request, const Prediction* prediction, bint was_hit) noexcept nogil
+cdef void note_asked(Chain* chain, const Prediction* prediction, int32_t position) noexcept nogil
+cdef void note_answer(Request* request, const Prediction* prediction, int32_t position, bint was_hit) noexcept nogil
 cdef bint explains_nothing(const double* explained) noexcept nogil
 cdef void score(Request* request, const int32_t* token_ids, int64_t num_tokens) noexcept nogil

@@ -138,7 +138,14 @@ cdef void find_cell(Chain* chain, Prediction* prediction, double probability) no
 
 
 cdef double blend(Chain* chain, int32_t token) noexcept nogil:
-    """P of a token: all contexts' evidence, each correcting the weaker ones."""
+    """P of a token, from one blend or a mixture."""
+    if chain.request.experts != NULL:
+        return chain.request.rule.mix(chain, token, NULL)
+    return _blend(chain, token)
+
+
+cdef double _blend(Chain* chain, int32_t token) noexcept nogil:
+    """All contexts' evidence of a token, each correcting the weaker ones."""
     cdef double estimate = FIRST_ESTIMATE
     cdef int32_t level
     for level in range(chain.evidence.num_levels):
@@ -161,7 +168,7 @@ cdef double _best(Chain* chain, Prediction* best) noexcept nogil:
     """
     cdef Evidence* evidence = &chain.evidence
     cdef int32_t favourite = evidence.levels[evidence.num_levels - 1].top_token
-    cdef double reached = blend(chain, favourite)
+    cdef double reached = _blend(chain, favourite)
     cdef double probability = -1.0
     cdef double estimate
     cdef int32_t level, token
@@ -172,7 +179,7 @@ cdef double _best(Chain* chain, Prediction* best) noexcept nogil:
         if token != favourite:
             if token == best.token or _at_most(evidence, token) < max(reached, probability):
                 continue
-            estimate = blend(chain, token)
+            estimate = _blend(chain, token)
         if estimate > probability:
             probability = estimate
             best.token = token
@@ -181,7 +188,7 @@ cdef double _best(Chain* chain, Prediction* best) noexcept nogil:
 
 
 cdef inline double _at_most(const Evidence* evidence, int32_t token) noexcept nogil:
-    """A bound of `blend`, also after rounding: it has the same terms, each with a count at least as high."""
+    """A bound of `_blend`, also after rounding: it has the same terms, each with a count at least as high."""
     cdef double estimate = FIRST_ESTIMATE
     cdef double count
     cdef int32_t level
@@ -191,6 +198,23 @@ cdef inline double _at_most(const Evidence* evidence, int32_t token) noexcept no
             count = evidence.levels[level].top_count
         estimate = (count + KAPPA * estimate) * evidence.levels[level].share
     return estimate
+
+
+cdef double _best_mixed(Chain* chain, Prediction* best) noexcept nogil:
+    """As `_best`, of hedged drafting: what bounds the one blend does not bound the experts, so every candidate is mixed."""
+    cdef double probability = -1.0
+    cdef double estimate
+    cdef int32_t level, token
+    best.token = -1
+    for level in range(chain.evidence.num_levels):
+        token = chain.evidence.levels[level].top_token
+        if token != best.token:
+            estimate = blend(chain, token)
+            if estimate > probability:
+                probability = estimate
+                best.token = token
+    find_cell(chain, best, probability)
+    return probability
 
 # ------------------------------------------------------------------------------------------------ a group of chains
 
@@ -268,7 +292,11 @@ cdef bint _draft_token(Chain* chain) noexcept nogil:
     cdef int32_t tree
     if chain.evidence.num_levels == 0:
         return False
-    probability = _best(chain, asked)
+    if request.experts == NULL:
+        probability = _best(chain, asked)
+    else:
+        probability = _best_mixed(chain, asked)
+        note_asked(chain, asked, request.num_asked)
     request.num_asked += 1
     rate = hit_rate(request.rule, asked.cell, probability)
     asked.rate = <float>rate
@@ -290,12 +318,17 @@ cdef void score(Request* request, const int32_t* token_ids, int64_t num_tokens) 
     cdef bint was_hit = True
     for i in range(min(num_tokens, <int64_t>request.num_asked)):
         was_hit = learn(request.rule, &request.asked[i], token_ids[i])
-        note_answer(request, &request.asked[i], was_hit)
+        note_answer(request, &request.asked[i], <int32_t>i, was_hit)
         if not was_hit:
             break
 
 
-cdef void note_answer(const Request* request, const Prediction* prediction, bint was_hit) noexcept nogil:
+cdef void note_asked(Chain* chain, const Prediction* prediction, int32_t position) noexcept nogil:
+    """Remember what each expert of a hedged request says of the most probable token of a position."""
+    chain.request.rule.mix(chain, prediction.token, &chain.request.experts.opinions[position * NUM_EXPERTS])
+
+
+cdef void note_answer(Request* request, const Prediction* prediction, int32_t position, bint was_hit) noexcept nogil:
     """Count whether the most probable token of a position came, and the prompt's history knew it."""
     cdef double* explained = request.rule.explained
     cdef bint is_known = prediction.source == BY_HISTORY or prediction.source == BY_BOTH
@@ -303,6 +336,8 @@ cdef void note_answer(const Request* request, const Prediction* prediction, bint
         explained[0] *= 1.0 - 1.0 / EXPLAINED_MEMORY
         explained[1] *= 1.0 - 1.0 / EXPLAINED_MEMORY
         explained[0 if was_hit and is_known else 1] += 1.0
+    if request.experts != NULL:
+        request.rule.teach(request, &request.experts.opinions[position * NUM_EXPERTS], was_hit)
 
 
 cdef bint explains_nothing(const double* explained) noexcept nogil:

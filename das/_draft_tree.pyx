@@ -19,7 +19,7 @@ from libc.string cimport memcpy
 
 from das._draft cimport (
     GROUP_SIZE, Branches, Level, Prediction, begin_group, blend, find_cell, gather_group, hit_rate, learn,
-    note_answer,
+    note_answer, note_asked,
 )
 from das._tree cimport cursor_advance, first_continuation, places_of
 
@@ -58,6 +58,8 @@ cdef void _offer_children(Chain* chain, Search* search) noexcept nogil:
     memcpy(&search.cursors[position * NUM_TREES], chain.cursors, NUM_TREES * sizeof(Cursor))
     num_asked = _candidates(chain, asked, rates, search.max_children)
     chain.request.branches.num_asked[position] = num_asked
+    if num_asked > 0 and chain.request.experts != NULL:
+        note_asked(chain, asked, position)
     chain.request.num_asked = position + 1
     for i in range(num_asked):
         rate = hit_rate(chain.request.rule, asked[i].cell, rates[i])
@@ -196,7 +198,7 @@ cdef int64_t score_tree(Request* request, const int32_t* token_ids, int64_t num_
             asked = &branches.asked[position * MAX_CHILDREN + i]
             was_hit = learn(request.rule, asked, token_ids[accepted])
             if i == 0:
-                note_answer(request, asked, was_hit)
+                note_answer(request, asked, position, was_hit)
             if was_hit:
                 break
         position = _child(branches, position, token_ids[accepted], num_verified)

@@ -9,10 +9,11 @@ from libc.string cimport memcpy, memset
 
 from das._draft cimport (
     ACCEPTED, COMMON, DECODE_STEPS, DRAFTED, EMITTED, GROUP_SIZE, MAX_CHILDREN, MAX_DRAFT, NUM_COUNTERS, NUM_TREES, OWN,
-    VERIFICATION_STEPS, Branches, Chain, Request, draft_group, explains_nothing, score,
+    VERIFICATION_STEPS, Branches, Chain, Experts, Request, draft_group, explains_nothing, score,
 )
 from das._draft_tree cimport Search, draft_tree_group, score_tree
 from das._drafts cimport DraftBatch
+from das._hedge cimport start_experts
 from das._rule cimport Rule
 from das._suffix_tree cimport SuffixTree
 from das._token_ids cimport TokenIdBuffer
@@ -125,6 +126,7 @@ cdef class LiveRequests:
         for row in range(self.num_rows):
             free(self.requests[row].response)
             free(self.requests[row].branches)
+            free(self.requests[row].experts)
         free(self.requests)
         free(self.searches)
         free(self.feedback)
@@ -135,11 +137,17 @@ cdef class LiveRequests:
         cdef Request* grown
         cdef Py_ssize_t row
         cdef int32_t slot = tree.slot_of(sequence)
+        cdef Experts* experts = NULL
+        if self.rule.parameters.mix != NULL:
+            experts = <Experts*>malloc(sizeof(Experts))
+            if experts == NULL:
+                raise MemoryError()
         if self.free_rows:
             row = self.free_rows.pop()
         else:
             grown = <Request*>realloc(self.requests, (self.num_rows + 1) * sizeof(Request))
             if grown == NULL:
+                free(experts)
                 raise MemoryError()
             self.requests = grown
             row = self.num_rows
@@ -147,6 +155,9 @@ cdef class LiveRequests:
             self.num_rows += 1
         memset(&self.requests[row], 0, sizeof(Request))
         self.requests[row].rule = &self.rule.parameters
+        self.requests[row].experts = experts
+        if experts != NULL:
+            start_experts(&self.requests[row])
         self.requests[row].num_prompt = num_prompt_tokens
         self.requests[row].max_total = max_total_tokens
         self.requests[row].prompt_key = prompt_key
@@ -184,6 +195,7 @@ cdef class LiveRequests:
         """Forget a request."""
         free(self.requests[row].response)
         free(self.requests[row].branches)
+        free(self.requests[row].experts)
         self.num_alone -= self.requests[row].num_trees == 1
         memset(&self.requests[row], 0, sizeof(Request))
         self.trees[row] = None

@@ -2,7 +2,8 @@
 """What a drafter's requests are drafted by: what was learned about acceptance, and how evidence is weighed."""
 cimport cython
 
-from das._draft cimport MAX_LEVELS
+from das._draft cimport MAX_LEVELS, NUM_EXPERTS, ExpertWeights
+from das._hedge cimport mix, teach
 from das._draft import (
     CELL_MEMORY as _CELL_MEMORY, CELLS_SHAPE as _CELLS_SHAPE, HISTOGRAM_SHAPE as _HISTOGRAM_SHAPE,
 )
@@ -34,6 +35,24 @@ cdef class Rule:
         self.parameters.histogram = &histogram[0, 0]
         self.parameters.explained = &explained[0]
         self.change()
+
+    def hedge(self, double[:, ::1] weights not None, *, double learning_rate, double share, double hint_rate,
+              bint per_request):
+        """Mix nine blends instead of drafting from one, from the next request on. See `das.hedge`.
+
+        Args:
+            weights: (3, 9) float64: the experts' weights, expected losses and mixture; updated in place.
+        """
+        if (weights.shape[0], weights.shape[1]) != (3, NUM_EXPERTS):
+            raise ValueError(f"weights must have shape (3, {NUM_EXPERTS})")
+        self.arrays += (weights,)
+        self.parameters.expert_weights = <ExpertWeights*>&weights[0, 0]
+        self.parameters.learning_rate = learning_rate
+        self.parameters.share = share
+        self.parameters.hint_rate = hint_rate
+        self.parameters.is_hedged_by_request = per_request
+        self.parameters.mix = mix
+        self.parameters.teach = teach
 
     def change(self, *, double cell_memory=_CELL_MEMORY, int max_contexts=_ALL_CONTEXTS, bint is_keyed_by_source=True):
         """Do without a part of the rule, to measure what that part is worth; what is not named is as it should be.

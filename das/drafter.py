@@ -14,6 +14,7 @@ from das._rule import Rule
 from das._token_ids import token_id_array
 from das.budget import FinishedRollouts, RunningRequests, caps_array, finished_rollouts, prices_array
 from das.confidence import Confidence
+from das.hedge import Hedge
 from das.history import RolloutHistory
 from das.live_request import LiveRequest
 from das.metrics import AcceptanceCounters
@@ -32,6 +33,7 @@ class Drafter:
     Args:
         history: where the rollouts of earlier epochs are, and where finished ones go. None: a new RolloutHistory().
         confidence: what is learned about acceptance. None: a new Confidence().
+        hedge: drafts come from a mixture of nine blends, weighed as `das.hedge` says. None: from one.
 
     Raises:
         TypeError: an argument is something else.
@@ -40,15 +42,27 @@ class Drafter:
     taken: a call made by the iteration of another call's token ids comes before that one.
     """
 
-    def __init__(self, history: RolloutHistory | None = None, *, confidence: Confidence | None = None) -> None:
+    def __init__(
+        self,
+        history: RolloutHistory | None = None,
+        *,
+        confidence: Confidence | None = None,
+        hedge: Hedge | None = None,
+    ) -> None:
         if history is not None and not isinstance(history, RolloutHistory):
             raise TypeError(f"history must be a RolloutHistory or None, not {type(history).__name__}")
         if confidence is not None and not isinstance(confidence, Confidence):
             raise TypeError(f"confidence must be a Confidence or None, not {type(confidence).__name__}")
+        if hedge is not None and not isinstance(hedge, Hedge):
+            raise TypeError(f"hedge must be a Hedge or None, not {type(hedge).__name__}")
         self.history = RolloutHistory() if history is None else history
         self.confidence = Confidence() if confidence is None else confidence
+        self.hedge = hedge
         learned = self.confidence
-        self._table = LiveRequests(Rule(learned.hits, learned.misses, learned.histogram, learned.explained))
+        rule = Rule(learned.hits, learned.misses, learned.histogram, learned.explained)
+        if hedge is not None:
+            hedge.apply_to(rule)
+        self._table = LiveRequests(rule)
         self._requests: dict[str, LiveRequest] = {}
         self._row_of: dict[str, int] = {}  # of each request in the table, which looks them up for a whole batch
         self._with_environment: dict[str, LiveRequest] = {}  # requests that have had environment tokens

@@ -2,13 +2,14 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from bench.bench_accept import FAMILIES, WITHOUT_A_PART, measure
+from bench.bench_accept import FAMILIES, OTHER_RULES, measure
 from bench.bench_curve import POLICIES, counts_under, own_over_all
 from bench.bench_lengths import batches, scores
 from bench.decode import Decode
-from bench.rollouts import prompts_of_size
+from bench.rollouts import prompts_of_size, questions_of
 from bench.sides import MAX_DRAFT_TOKENS, create
 from das import LengthModel
 from das.analysis import read_log
@@ -19,7 +20,15 @@ EXAMPLE = Path(__file__).parent.parent / "examples" / "amc23_rollouts.jsonl.gz"
 @pytest.mark.parametrize("order", ["step", "lockstep"])
 @pytest.mark.parametrize("history", [0, 4])
 def test_acceptance_is_measured_to_the_end(order, history):
-    job = {"log": str(EXAMPLE), "end_token": True, "history": history, "group_size": 2, "prompts": 3, "order": order}
+    job = {
+        "log": str(EXAMPLE),
+        "end_token": True,
+        "history": history,
+        "group_size": 2,
+        "prompts": 3,
+        "order": order,
+        "change": "drift",
+    }
     family = FAMILIES["das:price"]
     row = measure({**job, **family.job(0.15)})
     assert row["num_targets"] == 6
@@ -34,7 +43,9 @@ def test_acceptance_is_measured_to_the_end(order, history):
         "das:fixed=8",
         "das:throughput=0",
         "das-tree:price=0.15",
-        *(f"{side}:price=0.15" for side in WITHOUT_A_PART),
+        "das-widths:throughput=0",
+        "das:width=3",
+        *(f"{side}:price=0.15" for side in OTHER_RULES),
     ],
 )
 def test_every_policy_decodes_a_batch_that_refills(side):
@@ -50,6 +61,33 @@ def test_every_policy_decodes_a_batch_that_refills(side):
     assert decode.tally.num_emitted == sum(len(target) for prompt in prompts for target in prompt.targets)
     assert decode.tally.num_accepted > 0
     assert side.settings()["policy"]
+
+
+def test_the_three_changes_of_policy():
+    """Later samples of the same step, those of another step, and these in token ids that the history does not know."""
+    none, drift, abrupt = (
+        questions_of(str(EXAMPLE), None, history_samples=4, group_size=2, change=change)
+        for change in ("none", "drift", "abrupt")
+    )
+    for one, other, renamed in zip(none, drift, abrupt, strict=True):
+        assert [list(map(len, prompt.history)) for prompt in (one, other)] == [list(map(len, renamed.history))] * 2
+        assert [len(target) for target in other.targets] == [len(target) for target in renamed.targets]
+        assert one.targets[0].tolist() not in [other.targets[0].tolist(), one.history[0].tolist()]
+    ids, renamed_ids = (np.concatenate([prompt.targets[0] for prompt in prompts]) for prompts in (drift, abrupt))
+    assert len(set(zip(ids.tolist(), renamed_ids.tolist(), strict=True))) == len(set(ids.tolist()))
+    assert (ids == renamed_ids).mean() < 0.1
+
+
+def test_padding_is_paid_for_and_never_accepted():
+    job = {"log": str(EXAMPLE), "end_token": True, "history": 4, "group_size": 2, "prompts": 3, "order": "step"}
+    always, chosen, free = (
+        measure({**job, "change": "drift", **FAMILIES[name].job(value)})
+        for name, value in (("das:width", 7), ("das-widths:throughput", 0), ("das:throughput", 0))
+    )
+    assert always["drafted_per_step"] == 7
+    assert always["tokens_per_step"] > 1.5
+    assert 0 < chosen["drafted_per_step"] <= 15
+    assert free["batch_cost"] <= chosen["batch_cost"], "one width for all is a restriction"
 
 
 def test_forecasts_of_lengths_are_scored_to_the_end():

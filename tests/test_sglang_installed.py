@@ -89,7 +89,6 @@ REFUSED = [
     ("DAS", "", {"pp_size": 2}, "does not work with --pp-size above 1"),
     ("DAS", "", {"enable_watermark": True}, "--enable-watermark"),
     ("DAS", TREE, {"page_size": 16}, "--page-size above 1 with shape 'tree'"),
-    ("DAS", '{"noise_seed": 1}', {"sampling_backend": "flashinfer"}, "noise_seed with a --sampling-backend"),
     ("DAS", "", {"speculative_num_draft_tokens": 1}, "speculative_num_draft_tokens is 1; it must be at least 2"),
 ]
 
@@ -99,6 +98,29 @@ def test_arguments_are_filled_in_or_refused_and_no_limit_of_requests_is_set(mode
     assert outcomes[: len(FILLED_IN)] == [case[3] for case in FILLED_IN]
     for outcome, (*_, message) in zip(outcomes[len(FILLED_IN) :], REFUSED, strict=True):
         assert message in outcome
+
+
+def test_keyed_noise_is_refused_with_samplers_that_take_no_seeds(model):
+    """Of arguments that are not resolved yet: on a CPU, SGLang then puts pytorch in the place of any other sampler."""
+    code = """
+import json, sys
+from das_sglang.algorithm import refuse_server_args
+from das_sglang.settings import Settings
+from sglang.srt.server_args import ServerArgs
+
+def refusal(noise_seed, sampler):
+    arguments = ServerArgs(model_path=sys.argv[1], speculative_algorithm="DAS", sampling_backend=sampler)
+    try:
+        refuse_server_args(arguments, Settings(noise_seed=noise_seed))
+    except ValueError as error:
+        return str(error)
+
+cases = (1, None), (1, "pytorch"), (None, "flashinfer"), (1, "flashinfer")
+print(json.dumps([refusal(*case) for case in cases]))
+"""
+    *allowed, refused = json.loads(run(code, str(model)))
+    assert allowed == [None, None, None]
+    assert "noise_seed with a --sampling-backend" in refused
 
 
 def test_frameworks_that_skip_load_plugins_hear_of_an_unknown_algorithm_and_can_use_ngram(model):

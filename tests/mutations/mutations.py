@@ -29,6 +29,9 @@ LATENCY = "das/latency.py"
 CONFIDENCE = "das/confidence.py"
 DRAFTER = "das/drafter.py"
 REQUEST = "das/live_request.py"
+RULE = "das/_rule.pyx"
+HEDGE = "das/_hedge.pyx"
+HEDGE_STATE = "das/hedge.py"
 RELIABILITY = "das/reliability.py"
 STEP = "das/step.py"
 
@@ -63,7 +66,7 @@ TESTS = {
         "test_leaks.py",
         "test_details.py",
     ),
-    DRAFT: DRAFT_TESTS,
+    DRAFT: (*DRAFT_TESTS, "test_rule.py", "test_hedge.py"),
     DRAFT_TREE: ("test_draft_tree.py",),
     LIVE: (*DRAFT_TESTS, "test_draft_tree.py"),
     RECORD: HISTORY_TESTS,
@@ -84,6 +87,9 @@ TESTS = {
     LATENCY: ("test_latency.py",),
     CONFIDENCE: ("test_confidence.py",),
     DRAFTER: ("test_common_text.py",),
+    RULE: ("test_rule.py",),
+    HEDGE: ("test_hedge.py",),
+    HEDGE_STATE: ("test_hedge.py",),
     REQUEST: ("test_common_text.py", "test_drafter_failures.py"),
     RELIABILITY: ("test_reliability.py",),
 }
@@ -235,7 +241,8 @@ MUTATIONS = [
              "weight * min(<uint32_t>1, found.total - found.top_count)", "no other token has a higher count than its bound"),
     Mutation(DRAFT, "ties-of-the-favourite", "< max(reached, probability):", "<= max(reached, probability):",
              "of equals the shorter context's candidate is taken, also where the longest context's comes first"),
-    Mutation(DRAFT, "ties-to-the-longer-context", "if estimate > probability:", "if estimate >= probability:",
+    Mutation(DRAFT, "ties-to-the-longer-context", "= _blend(chain, token)\n        if estimate > probability:",
+             "= _blend(chain, token)\n        if estimate >= probability:",
              "of equals the shorter context's candidate is taken"),
     Mutation(DRAFT, "cell-source-both-lost", "source = BY_BOTH if count[RUNNING] > 0 else BY_HISTORY", "source = BY_HISTORY",
              "tokens that both classes continued with have cells of their own"),
@@ -438,6 +445,23 @@ MUTATIONS = [
              "time in which two batches run counts once"),
     Mutation(PROJECTION, "verdict-by-generation", 'return "enable" if self.step_speedup >=', 'return "enable" if self.speedup >=',
              "faster generation that training does not wait for gains nothing"),
+    # ------------------------------------------------------------------------------------------------ parts left out, hedging
+    Mutation(DRAFT, "shortest-kept", "&evidence.levels[evidence.num_levels - num_levels]", "&evidence.levels[0]",
+             "the longest contexts stay"),
+    Mutation(RULE, "sources-always-apart", "-1 if is_keyed_by_source else 0", "-1", "the sources may share one row"),
+    Mutation(HEDGE, "nothing-shared", "+ rule.share / NUM_EXPERTS", "", "who was wrong comes back"),
+    Mutation(HEDGE, "nothing-expected", "exp(-learning_rate * experts.expected_losses[expert])", "1.0",
+             "the mixture is optimistic"),
+    Mutation(HEDGE, "experts-hear-all", "weight * count[source]\n", "counts[FROM_BOTH]\n", "experts know one source each"),
+    Mutation(HEDGE, "limits-ignored", "level.order <= LIMITS[limit] and ", "", "experts have a longest context"),
+    Mutation(HEDGE, "own-weights-shared", "request.experts.weights = &request.experts.own", "pass",
+             "a request may have weights of its own"),
+    Mutation(DRAFT, "chain-position-lost", "note_asked(chain, asked, request.num_asked)", "note_asked(chain, asked, 0)",
+             "each position has opinions of its own"),
+    Mutation(HEDGE_STATE, "merge-by-arithmetic-mean", "np.exp(np.log(weights).mean(axis=0))", "weights.mean(axis=0)",
+             "losses are averaged, not weights"),
+    Mutation(HEDGE_STATE, "mixture-not-loaded", "        expect(self._arrays, self.learning_rate)\n", "",
+             "a loaded state counts at once"),
     # ------------------------------------------------------------------------------------------------ the price
     Mutation(THROUGHPUT, "price-without-drafts", "latency.c_tok_ms * (1.0 + self.drafted_per_decode_step)", "latency.c_tok_ms",
              "what a token costs now includes the drafts"),
