@@ -1,4 +1,4 @@
-"""The tests here need vLLM, CPU build, in an environment of its own: see .ci/vllm_tests."""
+"""The tests here need vLLM, CPU build, in an environment of its own: `make test-vllm`."""
 
 from pathlib import Path
 from typing import Any
