@@ -21,7 +21,7 @@ from das.throughput_budget import ThroughputBudget
 
 _HORIZONS = 2.0 ** np.arange(2.0, 17.5, 0.5)  # decode steps from now
 _START_STEPS = 20.0  # decode steps of usual speed that a request counts as before its own
-_CALLS_KEPT = 8  # decode steps between looks at the lengths, which change slowly
+_CALLS_KEPT = 16  # decode steps between looks at the lengths, which change slowly
 _LOOKS = (0.2113, 0.7887)  # where in a stretch of the horizon integrands are looked at (Gauss, two points)
 _STARTS = np.array([0.125, 0.375, 0.625, 0.875])  # of requests that wait, as parts of the time until none does
 
@@ -170,8 +170,8 @@ def chances_to_be_largest(cumulative: FloatArray, others: FloatArray) -> FloatAr
     """
     masses = np.diff(cumulative, axis=1, prepend=0.0, append=1.0)
     chances = np.zeros(len(cumulative))
-    for others_there, logs in zip(others, map(np.log, _looks(cumulative)), strict=True):
-        chances += (masses * np.exp(logs.sum(axis=0) + others_there - logs)).sum(axis=1) / len(_LOOKS)
+    for others_there, below in zip(others, _looks(cumulative), strict=True):
+        chances += (masses / below) @ (below.prod(axis=0) * np.exp(others_there)) / len(_LOOKS)
     total = float(chances.sum())
     if total > 1.0 or (total > 0.0 and not others.any()):
         chances /= total

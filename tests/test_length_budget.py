@@ -193,9 +193,10 @@ def test_between_looks_at_the_lengths_chances_stay_with_their_requests():
     with_new = shares(policy, requests([10, 10, 0], keys=[2, 1, 2], numbers=[2, 4, 11]))
     assert with_new.sum() == pytest.approx(1)
     assert with_new[2] == pytest.approx((1 / 3) / (first[:2].sum() + 1 / 3))
-    for _ in range(4):
-        shares(policy, requests([10, 10, 0], keys=[2, 1, 2], numbers=[2, 4, 11]))
-    anew = shares(policy, requests([10, 10, 0], keys=[2, 1, 2], numbers=[2, 4, 11]))  # the ninth call
+    for _ in range(12):
+        kept = shares(policy, requests([10, 10, 0], keys=[2, 1, 2], numbers=[2, 4, 11]))
+        assert kept[2] == pytest.approx(with_new[2])
+    anew = shares(policy, requests([10, 10, 0], keys=[2, 1, 2], numbers=[2, 4, 11]))  # the 17th call
     assert anew[2] > with_new[2]
 
 
