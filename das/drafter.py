@@ -233,7 +233,7 @@ class Drafter:
                     self._table.cut(rows, batch, width)
             if max_batch_draft_tokens is not None:
                 self._table.clip(rows, batch, max_batch_draft_tokens)
-            return dict(zip(request_ids, drafts_of(batch), strict=True))
+            return drafts_of(request_ids, batch)
 
     def running(
         self, request_ids: Sequence[str], *, num_running: int | None = None, num_waiting: int = 0
