@@ -7,6 +7,8 @@ TREE = "das/_tree.pyx"
 PLACES = "das/_tree.pxd"
 ARRAYS = "das/_tree_arrays.pxd"
 MEMORY = "das/_tree_arrays.pyx"
+SUFFIX_TREE = "das/_suffix_tree.pyx"
+PROMPT_TREE = "das/prompt_tree.py"
 DRAFT = "das/_draft.pyx"
 DRAFT_TREE = "das/_draft_tree.pyx"
 LIVE = "das/_live_requests.pyx"
@@ -52,6 +54,8 @@ TESTS = {
         "test_leaks.py",
         "test_details.py",
     ),
+    SUFFIX_TREE: ("test_suffix_tree.py", "test_suffix_tree_errors.py"),
+    PROMPT_TREE: ("test_history_trees.py",),
     DRAFT: DRAFT_TESTS,
     DRAFT_TREE: ("test_draft_tree.py",),
     LIVE: (*DRAFT_TESTS, "test_draft_tree.py"),
@@ -199,6 +203,10 @@ MUTATIONS = [
     Mutation(MEMORY, "old-edges-leak", "    release(old, old_capacity * sizeof(Edge))\n", "", "growing gives back the old table"),
     Mutation(MEMORY, "memory-of-leaves-not-told", " + tree.leaf_parent_capacity * sizeof(uint32_t)\n", "\n",
              "memory_bytes counts every array"),
+    Mutation(SUFFIX_TREE, "room-for-the-newest-only", " + _still_expected(&self.tree, num_expected_tokens))", ")",
+             "all that is open grows"),
+    Mutation(PROMPT_TREE, "no-room-for-responses", ", num_expected_tokens=self._usual_tokens)", ")",
+             "a start makes room for what comes"),
     # ------------------------------------------------------------------------------------------------ the rule
     Mutation(DRAFT, "longest-context-ignored", "if order > num_orders[tree]:", "if order >= num_orders[tree]:",
              "a context of all tokens so far counts"),
