@@ -24,6 +24,7 @@ from das.rollout import prompt_key as key_of_prompt
 
 NO_LIMIT = 1 << 62
 Shape = Literal["chain", "tree"]
+_SHAPES = get_args(Shape)
 
 
 class Drafter:
@@ -407,5 +408,5 @@ class Drafter:
 
 def check_shape(shape: Shape) -> None:
     """Raise ValueError for what is no shape of drafts."""
-    if shape not in get_args(Shape):
+    if shape not in _SHAPES:
         raise ValueError(f"shape is {shape!r}; it must be 'chain' or 'tree'")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from das.budget import FloatArray, IntArray, RunningRequests, check_draft_length
+from das.budget import FloatArray, IntArray, RunningRequests, check_draft_length, same_caps, same_prices
 from das.latency import DEFAULT_LATENCY, LatencyEstimator, LatencyModel
 
 
@@ -81,8 +81,8 @@ class ThroughputBudget:
         cost_ms = base_ms * shares + tokens_ms  # of what a request emits in a step
         price = self.tokens_per_decode_step * latency.c_tok_ms / cost_ms
         # numpy takes a microsecond for each operation, and one number needs none of them
-        prices = np.full(num_requests, min(1.0, price)) if isinstance(shares, float) else np.minimum(1.0, price)
-        return np.full(num_requests, self.max_draft_tokens, np.int64), prices
+        prices = same_prices(num_requests, min(1.0, price)) if isinstance(shares, float) else np.minimum(1.0, price)
+        return same_caps(num_requests, self.max_draft_tokens), prices
 
     def choose_width(self, requests: RunningRequests, expected_accepted: Sequence[float], widths: Sequence[int]) -> int:
         """Return the verify width at which an emitted token is expected to cost least; of equals the smallest.

@@ -248,7 +248,10 @@ MUTATIONS = {
     "extend by one": lambda checked: checked.extend(last_open(checked), [9]),
     "close": lambda checked: checked.close(last_open(checked)),
 }
-NEED_MEMORY = {"add_prompt": 4, "add": 4, "add behind a prompt": 4, "extend": 4, "open": 1, "open for a response": 4}  # at least so many times
+NEED_MEMORY = {  # at least so many times
+    **dict.fromkeys(("add_prompt", "add", "add behind a prompt", "open for a response", "extend"), 4),
+    "open": 1,
+}
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
