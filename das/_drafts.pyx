@@ -1,6 +1,8 @@
 # cython: language_level=3
 """Drafts as Python sees them: rows of one block of memory, read where somebody asks."""
 cimport cython
+from cpython.list cimport PyList_New, PyList_SET_ITEM
+from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int32_t
 from libc.stdlib cimport free, malloc
 
@@ -34,6 +36,17 @@ cdef class DraftBatch:
         free(self.num_tokens)
 
 
+cdef list _ints(const int32_t* values, Py_ssize_t num_values):
+    """A list made at its size: an engine reads one a request and step."""
+    cdef Py_ssize_t i
+    cdef list ints = PyList_New(num_values)
+    for i in range(num_values):
+        value = <object>values[i]
+        Py_INCREF(value)                    # for the list, which takes over a reference
+        PyList_SET_ITEM(ints, i, value)
+    return ints
+
+
 @cython.freelist(512)
 cdef class Draft:
     """A proposed continuation of one request, a chain of tokens. Immutable; made by `plan_step`.
@@ -52,11 +65,8 @@ cdef class Draft:
     @property
     def draft_token_ids(self):
         """The proposed tokens, a new list; empty where nothing is worth verifying. Complexity: O(tokens)."""
-        cdef Py_ssize_t i, n = self._length()
-        if n == 0:
-            return []
-        cdef int32_t* token_ids = self._batch.token_ids + self._row * self._batch.width
-        return [token_ids[i] for i in range(n)]
+        cdef Py_ssize_t n = self._length()
+        return [] if n == 0 else _ints(self._batch.token_ids + self._row * self._batch.width, n)
 
     @property
     def parents(self):
@@ -64,11 +74,10 @@ cdef class Draft:
 
         Of a chain -1, 0, 1, and so on. Complexity: O(tokens).
         """
-        cdef Py_ssize_t i, n = self._length()
+        cdef Py_ssize_t n = self._length()
         if n == 0 or self._batch.parents == NULL:
             return list(range(-1, n - 1))
-        cdef int32_t* parents = self._batch.parents + self._row * self._batch.width
-        return [parents[i] for i in range(n)]
+        return _ints(self._batch.parents + self._row * self._batch.width, n)
 
     @property
     def survival(self):
@@ -127,15 +136,19 @@ def expected_accepted(DraftBatch batch not None):
     return accepted
 
 
-def drafts_of(DraftBatch batch not None):
-    """Return the batch's drafts, one Draft or DraftTree a row."""
+def drafts_of(list request_ids not None, DraftBatch batch not None):
+    """Return the batch's drafts by request, one Draft or DraftTree a row."""
     cdef Py_ssize_t row
     cdef Draft draft
-    cdef type kind = Draft if batch.parents == NULL else DraftTree
-    drafts = []
+    cdef dict drafts = {}
+    if len(request_ids) != batch.num_requests:
+        raise ValueError(f"{len(request_ids)} requests for {batch.num_requests} drafts")
     for row in range(batch.num_requests):
-        draft = kind.__new__(kind)
+        if batch.parents == NULL:
+            draft = Draft.__new__(Draft)    # of a type known here, which takes no call through Python
+        else:
+            draft = DraftTree.__new__(DraftTree)
         draft._batch = batch
         draft._row = row
-        drafts.append(draft)
+        drafts[request_ids[row]] = draft
     return drafts

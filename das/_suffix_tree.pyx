@@ -52,10 +52,7 @@ cdef class SuffixTree:
             raise TypeError(f"max_order must be an int, not {type(max_order).__name__}")
         if not 1 <= max_order <= MAX_ORDER_C:
             raise ValueError(f"max_order is {max_order}; it must be 1 <= max_order <= {MAX_ORDER_C}")
-        if isinstance(num_expected_tokens, bool) or not isinstance(num_expected_tokens, int):
-            raise TypeError(f"num_expected_tokens must be an int, not {type(num_expected_tokens).__name__}")
-        if not 0 <= num_expected_tokens < 1 << 31:
-            raise ValueError(f"num_expected_tokens is {num_expected_tokens}; it must be 0 <= num_expected_tokens < 2**31")
+        _check_expected(num_expected_tokens)
         with self.lock:
             if self.tree.num_text > 0:
                 if max_order != self.tree.max_order:
@@ -148,23 +145,30 @@ cdef class SuffixTree:
                 append(&self.tree, slot, ids.data, ids.num_tokens)
                 close_sequence(&self.tree, slot)
 
-    def open(self, *, prompt=0):
+    def open(self, *, prompt=0, num_expected_tokens=0):
         """Start a sequence that will grow, class running, and return its id.
 
         Args:
             prompt: handle from `add_prompt`; the prompt's last tokens are the context of the first token. 0: none.
+            num_expected_tokens: about how many tokens it will get; memory is taken for them here, and for the other
+                open sequences to become as long, so that `extend` need not. A hint, as the constructor's.
 
         Returns:
             the id for `extend`, `close` and `continuations`.
 
         Raises:
-            KeyError: unknown prompt. MemoryError: no room; the tree is unchanged then.
+            KeyError: unknown prompt. TypeError, ValueError: a bad number of tokens. MemoryError: no room.
+            The tree is unchanged then.
 
-        Complexity: O(max_order).
+        Complexity: O(max_order + open sequences), beside the growing: O(1) a token expected.
         """
-        cdef int32_t slot
+        cdef int32_t slot, handle
+        _check_expected(num_expected_tokens)
         with self.lock:
-            slot = open_sequence(&self.tree, self.prompt_of(prompt), RUNNING, 0)
+            handle = self.prompt_of(prompt)
+            if num_expected_tokens > 0:
+                expect_tokens(&self.tree, num_expected_tokens + _still_expected(&self.tree, num_expected_tokens))
+            slot = open_sequence(&self.tree, handle, RUNNING, 0)
             return (self.tree.sequences[slot].generation << SLOT_BITS) | slot
 
     def extend(self, sequence, token_ids):
@@ -351,6 +355,24 @@ cdef class SuffixTree:
             raise ValueError(f"context_token_ids holds {ids.num_tokens} tokens; this tree's contexts have at most "
                              f"{self.tree.max_order}")
         return ids
+
+
+cdef int _check_expected(object num_expected_tokens) except -1:
+    if isinstance(num_expected_tokens, bool) or not isinstance(num_expected_tokens, int):
+        raise TypeError(f"num_expected_tokens must be an int, not {type(num_expected_tokens).__name__}")
+    if not 0 <= num_expected_tokens < 1 << 31:
+        raise ValueError(f"num_expected_tokens is {num_expected_tokens}; it must be 0 <= num_expected_tokens < 2**31")
+    return 0
+
+
+cdef int64_t _still_expected(const Tree* tree, int64_t num_expected_tokens) noexcept:
+    """How many tokens the open sequences lack to be as long as is expected."""
+    cdef int64_t num_tokens = 0
+    cdef int32_t slot
+    for slot in range(tree.num_sequences):
+        if tree.sequences[slot].is_open:
+            num_tokens += max(0, num_expected_tokens - tree.sequences[slot].length)
+    return num_tokens
 
 
 cdef TokenIdBuffer _read(object token_ids, str name):

@@ -5,6 +5,7 @@ Two paths, because per-step calls bring a list of a few ids and bulk loads bring
 `numpy.asarray` for a list of eight costs ten times the list path.
 """
 cimport cython
+from cpython.long cimport PyLong_AsLongAndOverflow
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from libc.stdint cimport int32_t
 from libc.string cimport memcpy
@@ -66,19 +67,18 @@ cdef class TokenIdBuffer:
 
     cdef Py_ssize_t _load_sequence(self, object token_ids, str name) except -1:
         cdef Py_ssize_t i, n = len(token_ids)
-        cdef long long value
+        cdef bint is_list = type(token_ids) is list
+        cdef long value
+        cdef int overflow
         cdef int32_t* data
         self._reserve(self.num_tokens + n)
         data = self.data + self.num_tokens
         for i in range(n):
-            item = token_ids[i]
+            item = (<list>token_ids)[i] if is_list else (<tuple>token_ids)[i]
             if type(item) is not int:
                 item = _as_int(item, name, i)
-            try:
-                value = item
-            except OverflowError:
-                value = -1
-            if value < 0 or value > MAX_TOKEN_ID:
+            value = PyLong_AsLongAndOverflow(item, &overflow)
+            if value < 0 or value > MAX_TOKEN_ID:   # -1 where there was an overflow
                 raise ValueError(f"{name}[{i}] is {item}; token ids are 0 <= id < 2**31")
             data[i] = <int32_t>value
         self.num_tokens += n

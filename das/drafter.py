@@ -25,6 +25,7 @@ from das.rollout import prompt_key as key_of_prompt
 
 NO_LIMIT = 1 << 62
 Shape = Literal["chain", "tree"]
+_SHAPES = get_args(Shape)
 
 
 class Drafter:
@@ -247,7 +248,7 @@ class Drafter:
                     self._table.cut(rows, batch, width)
             if max_batch_draft_tokens is not None:
                 self._table.clip(rows, batch, max_batch_draft_tokens)
-            return dict(zip(request_ids, drafts_of(batch), strict=True))
+            return drafts_of(request_ids, batch)
 
     def running(
         self, request_ids: Sequence[str], *, num_running: int | None = None, num_waiting: int = 0
@@ -421,5 +422,5 @@ class Drafter:
 
 def check_shape(shape: Shape) -> None:
     """Raise ValueError for what is no shape of drafts."""
-    if shape not in get_args(Shape):
+    if shape not in _SHAPES:
         raise ValueError(f"shape is {shape!r}; it must be 'chain' or 'tree'")

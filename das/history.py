@@ -246,6 +246,8 @@ class RolloutHistory:
     def finished_since(self, num_heard: int) -> tuple[int, list[tuple[int, ...]]]:
         """Return how many rollouts were ever new, and (prompt key, length, *counters) of those after `num_heard`."""
         num_added = self._counts["num_added"]
+        if num_added == num_heard:  # at nearly every decode step
+            return num_added, []
         newest_first = list(islice(reversed(self._finished), num_added - num_heard))
         return num_added, newest_first[::-1]
 

@@ -17,7 +17,7 @@ from das.budget import FinishedRollouts, FloatArray, RunningRequests
 from das.latency import LatencyEstimator, LatencyModel
 from das.length_grid import LENGTH_EDGES
 from das.lengths import LengthModel
-from das.throughput_budget import ThroughputBudget
+from das.throughput_budget import ThroughputBudget, even_share
 
 _HORIZONS = 2.0 ** np.arange(2.0, 17.5, 0.5)  # decode steps from now
 _START_STEPS = 20.0  # decode steps of usual speed that a request counts as before its own
@@ -102,8 +102,8 @@ class LengthAwareBudget(ThroughputBudget):
     def __repr__(self) -> str:
         return f"{super().__repr__()[:-1]}, length_weight={self.length_weight:g})"
 
-    def _base_shares(self, requests: RunningRequests) -> FloatArray:
-        even = super()._base_shares(requests)
+    def _base_shares(self, requests: RunningRequests) -> FloatArray | float:
+        even = even_share(requests)
         if self.length_weight == 0.0 or len(requests) < 2:
             return even
         if self._has_new_rollouts and len(requests) == requests.num_running:
@@ -116,7 +116,7 @@ class LengthAwareBudget(ThroughputBudget):
         is_new = self._numbers[known] != requests.request_numbers
         last = np.where(is_new, 1.0 / len(requests), self._chances[known])
         # Of a batch of which we are told a part, that part shares its even part.
-        last *= len(requests) * even[0] / max(float(last.sum()), 1e-12)
+        last *= len(requests) * even / max(float(last.sum()), 1e-12)
         mixed: FloatArray = self.length_weight * last + (1.0 - self.length_weight) * even
         return mixed
 

@@ -23,11 +23,12 @@ class PromptTree:
     Complexity: O(tokens) to build, without the GIL for all but a few calls a rollout.
     """
 
-    __slots__ = ("_prompts", "included", "running_step", "tree")
+    __slots__ = ("_prompts", "_usual_tokens", "included", "running_step", "tree")
 
     def __init__(self, rollouts: Sequence[tuple[int, Rollout]] = ()) -> None:
         num_tokens = sum([len(rollout.response_token_ids) for _, rollout in rollouts])
         self.tree = SuffixTree(num_expected_tokens=num_tokens)
+        self._usual_tokens = num_tokens // max(1, len(rollouts))  # of a response
         self.included: set[int] = set()  # serial numbers of the rollouts in the tree
         self.running_step: int | None = None  # training step of the newest request that started here
         self._prompts: dict[bytes, int] = {}
@@ -47,8 +48,12 @@ class PromptTree:
         self.included.add(serial)
 
     def open(self, prompt_token_ids: TokenArray) -> int:
-        """Start a request's sequence behind its prompt and return its id in `tree`."""
-        return self.tree.open(prompt=self._prompt(prompt_token_ids))
+        """Start a request's sequence behind its prompt and return its id in `tree`.
+
+        Makes room for a response of usual length: here a request waits for its prompt to be read anyway, while in a
+        decode step all requests wait for the one whose tree grows.
+        """
+        return self.tree.open(prompt=self._prompt(prompt_token_ids), num_expected_tokens=self._usual_tokens)
 
     def open_behind(self, token_ids: TokenArray) -> int:
         """Start a sequence behind environment tokens, which are context only, and return its id in `tree`."""

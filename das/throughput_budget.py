@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from das.budget import FloatArray, IntArray, RunningRequests, check_draft_length
+from das.budget import FloatArray, IntArray, RunningRequests, check_draft_length, same_caps, same_prices
 from das.latency import DEFAULT_LATENCY, LatencyEstimator, LatencyModel
 
 
@@ -70,16 +70,19 @@ class ThroughputBudget:
         is_learning = isinstance(self._latency, LatencyEstimator)
         self._open_width = None
         if is_learning or latency.c_kv_ms > 0:
-            num_context_tokens = int(requests.num_prompt_tokens.sum() + requests.num_response_tokens.sum())
+            num_context_tokens = _context_tokens(requests)
         if is_learning:
             is_whole = 0 < num_requests == requests.num_running
             self._open_step = (num_requests, num_context_tokens) if is_whole else None
         num_running = max(1, requests.num_running)
         base_ms = latency.step_ms(0, num_context_tokens=num_context_tokens / max(1, num_requests) * num_running)
         tokens_ms = latency.c_tok_ms * (1.0 + self.drafted_per_decode_step)
-        cost_ms = base_ms * self._base_shares(requests) + tokens_ms  # of what a request emits in a step
-        prices = np.minimum(1.0, self.tokens_per_decode_step * latency.c_tok_ms / cost_ms)
-        return np.full(num_requests, self.max_draft_tokens, np.int64), prices
+        shares = self._base_shares(requests)
+        cost_ms = base_ms * shares + tokens_ms  # of what a request emits in a step
+        price = self.tokens_per_decode_step * latency.c_tok_ms / cost_ms
+        # numpy takes a microsecond for each operation, and one number needs none of them
+        prices = same_prices(num_requests, min(1.0, price)) if isinstance(shares, float) else np.minimum(1.0, price)
+        return same_caps(num_requests, self.max_draft_tokens), prices
 
     def choose_width(self, requests: RunningRequests, expected_accepted: Sequence[float], widths: Sequence[int]) -> int:
         """Return the verify width at which an emitted token is expected to cost least; of equals the smallest.
@@ -95,8 +98,7 @@ class ThroughputBudget:
         Never raises. Complexity: O(widths + tokens).
         """
         num_requests, num_running = max(1, len(requests)), max(1, requests.num_running)
-        num_context_tokens = int(requests.num_prompt_tokens.sum() + requests.num_response_tokens.sum())
-        num_context_tokens = num_context_tokens * num_running // num_requests
+        num_context_tokens = _context_tokens(requests) * num_running // num_requests
 
         def cost_ms(width: int) -> float:
             pass_ms: float = self.latency.step_ms(num_running * (1 + width), num_context_tokens=num_context_tokens)
@@ -157,9 +159,18 @@ class ThroughputBudget:
     def __repr__(self) -> str:
         return f"{type(self).__name__}(latency={self.latency}, max_draft_tokens={self.max_draft_tokens})"
 
-    def _base_shares(self, requests: RunningRequests) -> FloatArray:
-        """Return which share of a pass each request saves by needing one decode step less."""
-        return np.full(len(requests), 1.0 / max(1, requests.num_running))
+    def _base_shares(self, requests: RunningRequests) -> FloatArray | float:
+        """Return which share of a pass each request saves by needing one decode step less; a number: all the same."""
+        return even_share(requests)
+
+
+def even_share(requests: RunningRequests) -> float:
+    """Return 1 / running: a request's share of a pass while another always waits for the place that it leaves."""
+    return 1.0 / max(1, requests.num_running)
+
+
+def _context_tokens(requests: RunningRequests) -> int:
+    return int(np.add.reduce(requests.num_prompt_tokens) + np.add.reduce(requests.num_response_tokens))
 
 
 _RATE = 0.002  # of the running means, each decode step of each request; not tuned

@@ -50,8 +50,8 @@ class CheckedTree:
         assert self.tree.add(token_ids, prompt=self.prompts[prompt]) is None
         self.oracle.add(token_ids, prompt=prompt)
 
-    def open(self, *, prompt=0):
-        sequence = self.tree.open(prompt=self.prompts[prompt])
+    def open(self, *, prompt=0, num_expected_tokens=0):
+        sequence = self.tree.open(prompt=self.prompts[prompt], num_expected_tokens=num_expected_tokens)
         assert sequence not in self.sequence_ids
         self.sequence_ids.add(sequence)
         name = self.oracle.open(prompt=prompt)

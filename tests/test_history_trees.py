@@ -45,6 +45,18 @@ def test_memory_bytes_agrees_with_a_recount():
     assert len(rollouts) == 5
 
 
+def test_a_start_makes_room_for_a_usual_response():
+    drafter = Drafter()
+    for seed in range(4):
+        drafter.history.add(rollout(np.random.default_rng(seed).integers(0, 60, 400), 1))
+    for name in "abcd":
+        drafter.start(name, prompt_token_ids=PROMPT, training_step=2)
+    before = tree_of(drafter.history, KEY).memory_bytes()
+    for seed, name in enumerate("abcd", 4):
+        drafter.extend(name, np.random.default_rng(seed).integers(0, 60, 250))
+    assert tree_of(drafter.history, KEY).memory_bytes() == before
+
+
 def test_a_prompt_of_its_own_counts_where_it_is_not_shared():
     """Two prompts under one key of the caller's."""
     first = rollout([4], 0, prompt_key=7)

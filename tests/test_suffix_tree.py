@@ -428,3 +428,15 @@ def test_expected_tokens_fit_without_growing():
     order = random.Random(0)
     tree.add([order.randrange(60) if order.random() < 0.5 else 7 for _ in range(10_000)])
     assert tree.memory_bytes() - before < 1000  # one slot for the sequence
+
+
+def test_open_sequences_fit_without_growing():
+    tree = SuffixTree()
+    order = random.Random(0)
+    sequences = [tree.open(num_expected_tokens=1_000) for _ in range(4)]
+    before = tree.memory_bytes()
+    for _ in range(40):  # with 400 tokens each, all together are longer than one was expected to be
+        for sequence in sequences:
+            tree.extend(sequence, [order.randrange(60) if order.random() < 0.5 else 7 for _ in range(10)])
+    assert tree.memory_bytes() == before
+    tree.check_invariants()

@@ -185,6 +185,10 @@ def test_defaults():
 def test_expected_tokens_that_make_no_sense(wrong, error):
     with pytest.raises(error, match="num_expected_tokens"):
         SuffixTree(num_expected_tokens=wrong)
+    tree = SuffixTree()
+    with pytest.raises(error, match="num_expected_tokens"):
+        tree.open(num_expected_tokens=wrong)
+    assert tree.num_open_sequences == 0
 
 
 def test_a_handle_is_not_a_truth_value(checked):
@@ -239,11 +243,15 @@ MUTATIONS = {
     "add behind a prompt": lambda checked: checked.add(LONG, prompt=1),
     "open": lambda checked: checked.open(),
     "open behind a prompt": lambda checked: checked.open(prompt=1),
+    "open for a response": lambda checked: checked.open(num_expected_tokens=10_000),
     "extend": lambda checked: checked.extend(last_open(checked), LONG),
     "extend by one": lambda checked: checked.extend(last_open(checked), [9]),
     "close": lambda checked: checked.close(last_open(checked)),
 }
-NEED_MEMORY = {"add_prompt": 4, "add": 4, "add behind a prompt": 4, "extend": 4, "open": 1}  # at least so many times
+NEED_MEMORY = {  # at least so many times
+    **dict.fromkeys(("add_prompt", "add", "add behind a prompt", "open for a response", "extend"), 4),
+    "open": 1,
+}
 
 
 @pytest.mark.parametrize("name", MUTATIONS)

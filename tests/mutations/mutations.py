@@ -7,6 +7,8 @@ TREE = "das/_tree.pyx"
 PLACES = "das/_tree.pxd"
 ARRAYS = "das/_tree_arrays.pxd"
 MEMORY = "das/_tree_arrays.pyx"
+SUFFIX_TREE = "das/_suffix_tree.pyx"
+PROMPT_TREE = "das/prompt_tree.py"
 DRAFT = "das/_draft.pyx"
 DRAFT_TREE = "das/_draft_tree.pyx"
 LIVE = "das/_live_requests.pyx"
@@ -67,6 +69,8 @@ TESTS = {
         "test_details.py",
     ),
     DRAFT: (*DRAFT_TESTS, "test_rule.py", "test_hedge.py"),
+    SUFFIX_TREE: ("test_suffix_tree.py", "test_suffix_tree_errors.py"),
+    PROMPT_TREE: ("test_history_trees.py",),
     DRAFT_TREE: ("test_draft_tree.py",),
     LIVE: (*DRAFT_TESTS, "test_draft_tree.py"),
     RECORD: HISTORY_TESTS,
@@ -226,6 +230,10 @@ MUTATIONS = [
     Mutation(MEMORY, "old-edges-leak", "    release(old, old_capacity * sizeof(Edge))\n", "", "growing gives back the old table"),
     Mutation(MEMORY, "memory-of-leaves-not-told", " + tree.leaf_parent_capacity * sizeof(uint32_t)\n", "\n",
              "memory_bytes counts every array"),
+    Mutation(SUFFIX_TREE, "room-for-the-newest-only", " + _still_expected(&self.tree, num_expected_tokens))", ")",
+             "all that is open grows"),
+    Mutation(PROMPT_TREE, "no-room-for-responses", ", num_expected_tokens=self._usual_tokens)", ")",
+             "a start makes room for what comes"),
     # ------------------------------------------------------------------------------------------------ the rule
     Mutation(DRAFT, "longest-context-ignored", "if order > num_orders[tree]:", "if order >= num_orders[tree]:",
              "a context of all tokens so far counts"),
@@ -405,7 +413,7 @@ MUTATIONS = [
              "requests that wait may end last"),
     Mutation(LENGTH_BUDGET, "chances-of-others", "self._chances[known]", "self._chances[known[::-1]]",
              "between looks a request keeps its own chance"),
-    Mutation(LENGTH_BUDGET, "part-shares-the-whole-pass", "last *= len(requests) * even[0] /", "last *= 1.0 /",
+    Mutation(LENGTH_BUDGET, "part-shares-the-whole-pass", "last *= len(requests) * even /", "last *= 1.0 /",
              "a part of the batch shares its part of the pass"),
     Mutation(CLASS_BUDGET, "waiting-rollouts-not-saved", "        self._tell()\n        return {", "        return {",
              "a saved state holds what classes have not heard of yet"),
