@@ -19,7 +19,7 @@ from das.prompt_record import PromptRecord
 from das.prompt_tree import PromptTree
 from das.rollout import Rollout, check_int
 
-TREE_BYTES_PER_TOKEN = 80  # for the sake of `max_bytes`, before a tree is built; 65 is usual
+TREE_BYTES_PER_TOKEN = 80  # for the sake of `max_bytes`, before a tree is built; 65 is usual, 72 with running text
 _NUM_FINISHED_KEPT = 1 << 16  # rollouts that a policy which looks seldom still hears of
 _NOT_GENERATED_HERE = AcceptanceCounters()
 _HISTORIES: weakref.WeakSet[RolloutHistory] = weakref.WeakSet()
