@@ -88,6 +88,8 @@ def test_padding_is_paid_for_and_never_accepted():
     assert always["tokens_per_step"] > 1.5
     assert 0 < chosen["drafted_per_step"] <= 15
     assert free["batch_cost"] <= chosen["batch_cost"], "one width for all is a restriction"
+
+
 def test_forecasts_of_lengths_are_scored_to_the_end():
     log = batches(str(EXAMPLE), 8)
     assert [len(lengths) for _, lengths in log] == [320, 320]
