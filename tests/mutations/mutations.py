@@ -466,6 +466,8 @@ MUTATIONS = [
              "a request may have weights of its own"),
     Mutation(DRAFT, "chain-position-lost", "note_asked(chain, asked, request.num_asked)", "note_asked(chain, asked, 0)",
              "each position has opinions of its own"),
+    Mutation(DRAFT, "hedged-from-one-blend", "estimate = blend(chain, token)", "estimate = _blend(chain, token)",
+             "a hedged chain follows the mixture"),
     Mutation(HEDGE_STATE, "merge-by-arithmetic-mean", "np.exp(np.log(weights).mean(axis=0))", "weights.mean(axis=0)",
              "losses are averaged, not weights"),
     Mutation(HEDGE_STATE, "mixture-not-loaded", "        expect(self._arrays, self.learning_rate)\n", "",
