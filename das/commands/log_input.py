@@ -54,7 +54,7 @@ class LogInput:
 
     def note(self) -> str:
         """Return a sentence on what was read."""
-        turns = f"; {self._num_later_turns:,} rows are later turns" if self._num_later_turns else ""
+        turns = f"; rows that are later turns: {self._num_later_turns:,}" if self._num_later_turns else ""
         return f"Log format: {', '.join(self._formats)}{turns}."
 
     def print_json(self, figures: dict[str, Any], *, partial: bool) -> None:
