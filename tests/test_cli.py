@@ -62,7 +62,7 @@ def record(prompt: int, length: int, *, training_step: int | None = None, reward
     rollout = Rollout(
         prompt_token_ids=[prompt], response_token_ids=range(length), training_step=training_step, reward=reward
     )
-    return LogRecord(rollout=rollout, sample=0, location="log:1")
+    return LogRecord(rollout=rollout, sample=0, format="das", location="log:1")
 
 
 def test_statistics_by_hand() -> None:
@@ -131,7 +131,8 @@ def test_json_is_one_object_with_the_documented_keys(log: Path, capsys: pytest.C
     output, errors = capsys.readouterr()
     found = json.loads(output)
     assert errors == ""
-    assert set(found) == {"logs", "partial", "num_bad_rows", "epochs_per_prompt", "total", "training_steps"}
+    read = {"logs", "formats", "partial", "num_bad_rows", "num_later_turns"}
+    assert set(found) == {*read, "epochs_per_prompt", "total", "training_steps"}
     assert (found["logs"], found["partial"], found["num_bad_rows"]) == ([str(log)], False, 0)
     assert [step["training_step"] for step in found["training_steps"]] == [5, 7]
     assert found["training_steps"][0] == {

@@ -27,8 +27,13 @@ das.analysis.events
 das.analysis.generation_time das.analysis.worker das.analysis.projection
 das.analysis.replay das.analysis.inspect das.analysis.latency_sweep
 das.analysis.decoding das.analysis.logs
-das.analysis.logged_request
-das.analysis._log_rows
+das.analysis.logged_request das.analysis.formats
+das.analysis.conversations
+das.analysis.formats.pair_logs das.analysis.formats.sequence_logs das.analysis.formats.text_logs
+das.analysis.formats.log_format das.analysis.containers
+das.analysis.containers.json_lines das.analysis.containers.parquet das.analysis.containers.torch_archive
+das.analysis.containers.numbered_rows das.analysis.extra
+das.analysis.fields
 das
 das.state
 das.step

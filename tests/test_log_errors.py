@@ -84,8 +84,10 @@ def test_bad_row(tmp_path: Path, bad_row: object, field: str | None, message: st
 
 
 def test_unrecognised_first_row_names_its_fields(tmp_path: Path) -> None:
-    path = write(tmp_path / "log.jsonl", {"prompt": "a", "completion": "b"}, row())
-    with pytest.raises(LogError, match=r"log\.jsonl:1: neither .* fields found: completion, prompt$"):
+    path = write(tmp_path / "log.jsonl", {"question": "a", "answer": "b"}, row())
+    with pytest.raises(
+        LogError, match=r"log\.jsonl:1: the fields fit no known format \(das, .* fields found: answer, question$"
+    ):
         list(read_log(path))
     records, bad = read_skipping(path)  # the first row that fits decides
     assert (len(records), len(bad)) == (1, 1)
@@ -101,7 +103,7 @@ def test_missing_log_is_reported_by_the_call_itself(tmp_path: Path) -> None:
 
 def test_directory_without_logs(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("{}")
-    with pytest.raises(LogError, match=r"the directory holds no logs \(\.jsonl, \.jsonl\.gz, \.parquet\)"):
+    with pytest.raises(LogError, match=r"the directory holds no logs \(\.jsonl, \.jsonl\.gz, \.parquet, \.pt\)"):
         read_log(tmp_path)
 
 
@@ -206,7 +208,7 @@ def test_a_gzip_log_cut_off_anywhere_names_file_and_line(tmp_path: Path) -> None
 
 
 def test_overlong_line_is_not_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("das.analysis._log_rows._MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr("das.analysis.containers.json_lines.MAX_ROW_BYTES", 1000)
     records, [error] = read_skipping(write(tmp_path / "log.jsonl", row(), "x" * 5000, row()))
     assert len(records) == 1
     assert (error.line, "longer than 1000 bytes" in str(error)) == (2, True)
@@ -234,11 +236,11 @@ def test_parquet_row_with_null_token_ids_names_row_and_field(tmp_path: Path) -> 
 
 
 def test_parquet_with_other_columns_names_them(tmp_path: Path) -> None:
-    path = parquet(tmp_path / "log.parquet", {"completion": "x", "step": 1, "prompt": "y"})
-    with pytest.raises(LogError, match=r"log.parquet:1: neither .* fields found: step$"):
+    path = parquet(tmp_path / "log.parquet", {"answer": "x", "step": 1, "question": "y"})
+    with pytest.raises(LogError, match=r"log.parquet:1: the fields fit no .* fields found: step$"):
         list(read_log(path))
-    path = parquet(tmp_path / "other.parquet", {"completion": "x", "prompt": "y"})
-    with pytest.raises(LogError, match=r"other.parquet:1: neither .* fields found: completion, prompt$"):
+    path = parquet(tmp_path / "other.parquet", {"answer": "x", "question": "y"})
+    with pytest.raises(LogError, match=r"other.parquet:1: the fields fit no .* fields found: answer, question$"):
         list(read_log(path))
 
 
@@ -251,14 +253,15 @@ def test_damaged_parquet_names_the_file(tmp_path: Path, content: bytes) -> None:
 
 
 def test_parquet_text_that_is_not_utf8(tmp_path: Path) -> None:
-    offsets, text = pa.py_buffer(np.array([0, 1], np.int32)), pa.py_buffer(b"\xff")
-    table = pa.Table.from_pylist([row()])
-    broken = pa.Array.from_buffers(pa.string(), 1, [None, offsets, text])
+    offsets, text = pa.py_buffer(np.array([0, 1, 2, 3], np.int32)), pa.py_buffer(b"a\xffb")
+    table = pa.Table.from_pylist([row()] * 3)
+    broken = pa.Array.from_buffers(pa.string(), 3, [None, offsets, text])
     pq.write_table(
         table.set_column(table.schema.get_field_index("prompt_id"), "prompt_id", broken), tmp_path / "l.parquet"
     )
-    with pytest.raises(LogError, match=r"l\.parquet:1: not readable as Parquet from here on: .*utf-8"):
+    with pytest.raises(LogError, match=r"l\.parquet:2: a column cannot be decoded: .*utf-8"):
         list(read_log(tmp_path / "l.parquet"))
+    assert len(read_skipping(tmp_path / "l.parquet")[0]) == 2
 
 
 # verl dumps.

@@ -217,7 +217,8 @@ class Events:
                 return
             before_ms = self._batches[number - 1].trained_ms if number else 0.0
             batch.exposed_ms = max(0.0, batch.ended_ms - before_ms)
-            batch.trained_ms = max(batch.ended_ms, before_ms) + self._train_ms
+            is_last_turn = number + 1 == len(self._batches) or self._batches[number + 1].logged.turn == 0
+            batch.trained_ms = max(batch.ended_ms, before_ms) + (self._train_ms if is_last_turn else 0.0)
             self._num_trained += 1
             if number + 1 + self._lag < len(self._batches):
                 self._push(batch.trained_ms, _RELEASE, number + 1 + self._lag)

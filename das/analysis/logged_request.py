@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from das._drafts import Draft, DraftTree
+from das.analysis.conversations import turn_numbers
 from das.rollout import Rollout
 
 
@@ -113,20 +114,25 @@ class LoggedBatch:
         training_step: of its rollouts; None: the log names none.
         group: which group of samples of that step, from 0.
         rollouts: by prompt, in order of appearance.
+        turn: of their conversations, from 0: turns that are rollouts of their own start when the one before has ended.
     """
 
     training_step: int | None
     group: int
     rollouts: tuple[Rollout, ...]
+    turn: int = 0
 
 
 def logged_batches(log: Iterable[Rollout], *, group_size: int) -> list[LoggedBatch]:
     """Cut a log into generation batches, in order of training step: `group_size` samples of each of its prompts.
 
+    Where a rollout's prompt begins with another one's of the same key and training step, it is a later turn: its text
+    tells how that one went on, so it comes in a later batch.
+
     Raises:
         TypeError, ValueError: group_size is no int >= 1, or the log is empty.
 
-    Complexity: O(rollouts).
+    Complexity: O(rollouts), and as `turn_numbers` where a key has several prompts.
     """
     if isinstance(group_size, bool) or not isinstance(group_size, int):
         raise TypeError(f"group_size must be an int, not {type(group_size).__name__}")
@@ -139,10 +145,17 @@ def logged_batches(log: Iterable[Rollout], *, group_size: int) -> list[LoggedBat
         raise ValueError("log is empty; there is nothing to replay")
     batches = []
     for training_step in sorted(steps, key=lambda step: -1 if step is None else step):
-        by_prompt = list(steps[training_step].values())
-        for group, first in enumerate(range(0, max(map(len, by_prompt)), group_size)):
-            rollouts = [rollout for samples in by_prompt for rollout in samples[first : first + group_size]]
-            batches.append(LoggedBatch(training_step, group, tuple(rollouts)))
+        turns: dict[int, dict[int, list[Rollout]]] = {}
+        for key, samples in steps[training_step].items():
+            for turn, rollout in zip(turn_numbers(samples), samples, strict=True):
+                turns.setdefault(turn, {}).setdefault(key, []).append(rollout)
+        group = 0
+        for turn in sorted(turns):
+            by_prompt = list(turns[turn].values())
+            for first in range(0, max(map(len, by_prompt)), group_size):
+                rollouts = [rollout for samples in by_prompt for rollout in samples[first : first + group_size]]
+                batches.append(LoggedBatch(training_step, group, tuple(rollouts), turn))
+                group += 1
     return batches
 
 

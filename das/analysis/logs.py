@@ -1,8 +1,8 @@
-"""Readers for what trainers write to disk: token-id logs (JSON lines, Parquet) and verl's text dumps."""
+"""Readers for what trainers write to disk: rollouts as token ids or text, in JSON lines, Parquet or torch archives."""
 
 from __future__ import annotations
 
-import dataclasses
+import fnmatch
 import os
 import re
 import stat
@@ -10,27 +10,19 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from das.analysis._log_rows import (
-    TEXT_FIELDS,
-    TOKEN_ID_FIELDS,
-    BadRow,
-    ParsedRow,
-    Row,
-    analysis_package,
-    json_rows,
-    parquet_rows,
-    text_row,
-    token_id_row,
-    unrecognised,
-)
-from das.rollout import Rollout
+from das.analysis.containers import SUFFIXES, rows_of
+from das.analysis.conversations import Conversations
+from das.analysis.extra import analysis_package
+from das.analysis.fields import BadRow, Row
+from das.analysis.formats import FORMATS, LogFormat, ParsedRow, format_of, unrecognised
+from das.rollout import Rollout, with_changes
 
 LogPath = str | os.PathLike[str]
-_DIRECTORY_SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
+# What trainers write beside rollouts: open-instruct's note on the run, NeMo-RL's validation texts.
+_NO_ROLLOUTS = ("*_metadata.jsonl", "val_data_step*.jsonl")
 
 
 class LogError(ValueError):
@@ -56,7 +48,9 @@ class LogRecord:
     Args:
         rollout: the sampled response and its prompt.
         sample: which sample of its prompt and training step; counted in order of appearance where the log is silent.
-        location: file:line it was read from (file:row for Parquet).
+        location: file:line it was read from (file:row for Parquet and torch archives).
+        format: name of the format it was read as, as in `das.analysis.formats.FORMATS`.
+        is_later_turn: the prompt goes on from one that came earlier in the log, whose key the rollout has.
         prompt_id: the trainer's own name of the prompt; None: not in the log. The prompt key does not depend on it.
         truncated: the response was cut at the length limit; None: the log does not say.
     """
@@ -64,6 +58,8 @@ class LogRecord:
     rollout: Rollout
     sample: int
     location: str
+    format: str
+    is_later_turn: bool = False
     prompt_id: str | None = None
     truncated: bool | None = None
 
@@ -72,6 +68,7 @@ def read_log(
     path: LogPath,
     *,
     tokenizer: LogPath | None = None,
+    format: str | None = None,
     skip_bad: bool = False,
     on_bad: Callable[[LogError], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -80,7 +77,7 @@ def read_log(
 
     Args:
         path: a file, or a directory of dumps.
-        tokenizer, skip_bad, on_bad, progress: as in `read_logs`.
+        tokenizer, format, skip_bad, on_bad, progress: as in `read_logs`.
 
     Returns:
         an iterator of records.
@@ -90,28 +87,33 @@ def read_log(
 
     Complexity: as `read_logs`.
     """
-    return read_logs([path], tokenizer=tokenizer, skip_bad=skip_bad, on_bad=on_bad, progress=progress)
+    return read_logs([path], tokenizer=tokenizer, format=format, skip_bad=skip_bad, on_bad=on_bad, progress=progress)
 
 
 def read_logs(
     paths: Sequence[LogPath],
     *,
     tokenizer: LogPath | None = None,
+    format: str | None = None,
     skip_bad: bool = False,
     on_bad: Callable[[LogError], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[LogRecord]:
     """Stream the records of several logs, one log after the other, each in file order.
 
-    A name ending in .parquet is read as Parquet, in .gz as gzipped JSON lines, anything else as JSON lines. The fields
-    of a file's first row decide what it holds: `prompt_token_ids` and `response_token_ids` (optional: training_step,
-    reward, prompt_id, sample, request_id, response_mask, truncated), or verl's `input` and `output` (optional: step,
-    score). Other fields are ignored; an optional field that is null counts as absent, and training_step then is None.
+    A name ending in .parquet is read as Parquet, in .pt as a torch archive, in .gz as gzipped JSON lines, anything else
+    as JSON lines. The fields of a file's first row decide which trainer's format it has, and all its rows must have;
+    docs/logs.md lists formats and fields. Other fields are ignored; an optional field that is null counts as absent.
+
+    A prompt that goes on from one that came earlier in the logs, that is, begins with it, is a later turn of a
+    conversation: its rollouts have the `prompt_key` of the longest such prompt (and so that of the first turn).
 
     Args:
-        paths: at least one file or directory (its .jsonl, .jsonl.gz and .parquet files; numbers in names sort as
-            numbers). Equal responses to one prompt and training step count on (`Rollout.ordinal`) across all of them.
+        paths: at least one file or directory (its .jsonl, .jsonl.gz, .parquet and .pt files, in folders too; numbers in
+            names sort as numbers). Equal responses to one prompt and training step count on (`Rollout.ordinal`) across
+            all of them.
         tokenizer: a tokenizer.json, for text logs; prompt and response are encoded apart, without special tokens.
+        format: the format of all files, a name in `das.analysis.formats.FORMATS`; None: as their fields say.
         skip_bad: leave rows out that are no rollout, instead of raising.
         on_bad: called with the error of each row (or cut-off rest of a file) left out.
         progress: called with (bytes read, bytes in all), compressed size; pipes count as 0.
@@ -122,19 +124,23 @@ def read_logs(
     Raises:
         FileNotFoundError: no such log or tokenizer. LogError: a bad row; a log without a single usable row, even with
         `skip_bad`; a text log without tokenizer. ImportError: a package of the `analysis` extra is missing.
-        TypeError, ValueError: `paths` is a single path, or empty. Problems with the paths are raised by the call
-        itself, the others while iterating.
+        TypeError, ValueError: `paths` is a single path, or empty; no such format. Problems with the paths are raised by
+        the call itself, the others while iterating.
 
-    Complexity: O(bytes) time; one row in memory (64 for Parquet) and about 100 bytes for each row read so far.
+    Complexity: O(bytes) time; one row in memory (64 for Parquet), about 100 bytes for each row and 200 for each prompt
+    read so far.
     """
     if isinstance(paths, str | os.PathLike):
         raise TypeError(f"paths must be a sequence of paths, not the single path {str(paths)!r}; use read_log for it")
     if not paths:
         raise ValueError("paths is empty; it must name at least one log")
+    if format is not None and format not in FORMATS:
+        raise ValueError(f"format is {format!r}; it must be one of {', '.join(FORMATS)}")
     if tokenizer is not None and not Path(tokenizer).is_file():
         raise FileNotFoundError(f"{tokenizer}: no such tokenizer file")
     logs = [(str(path), log_files(path)) for path in paths]
-    reader = _LogReader(logs, tokenizer=tokenizer, skip_bad=skip_bad, on_bad=on_bad, progress=progress)
+    forced = None if format is None else FORMATS[format]
+    reader = _LogReader(logs, tokenizer=tokenizer, forced=forced, skip_bad=skip_bad, on_bad=on_bad, progress=progress)
     return reader.records()
 
 
@@ -142,7 +148,8 @@ def log_files(path: LogPath) -> list[Path]:
     """Return the files of a log: the file itself, or the logs in a directory, numbers in names sorted as numbers.
 
     Args:
-        path: a file, or a directory; hidden files and folders inside it are left out.
+        path: a file, or a directory; hidden files and folders inside it are left out, and so is what trainers write
+            beside rollouts (*_metadata.jsonl, val_data_step*.jsonl).
 
     Returns:
         at least one path.
@@ -150,22 +157,30 @@ def log_files(path: LogPath) -> list[Path]:
     Raises:
         FileNotFoundError: no such file or directory. LogError: a directory without logs.
 
-    Complexity: O(n log n) for n directory entries.
+    Complexity: O(n log n) for n directory entries. Links to folders are not followed.
     """
     log = Path(path)
     if not log.exists():
         raise FileNotFoundError(f"{log}: no such log file or directory")
     if not log.is_dir():
         return [log]
-    entries = (entry for entry in log.iterdir() if entry.name.endswith(_DIRECTORY_SUFFIXES) and entry.is_file())
-    files = sorted((entry for entry in entries if not entry.name.startswith(".")), key=_numeric_order)
+    files = sorted(_logs_below(log), key=lambda file: [_numeric_order(part) for part in file.relative_to(log).parts])
     if not files:
-        raise LogError(f"{log}: the directory holds no logs ({', '.join(_DIRECTORY_SUFFIXES)})", path=str(log))
+        raise LogError(f"{log}: the directory holds no logs ({', '.join(SUFFIXES)})", path=str(log))
     return files
 
 
-def _numeric_order(path: Path) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", path.name)]
+def _logs_below(directory: Path) -> Iterator[Path]:
+    for folder, folders, names in os.walk(directory):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in names:
+            is_log = name.endswith(SUFFIXES) and not any(fnmatch.fnmatch(name, pattern) for pattern in _NO_ROLLOUTS)
+            if is_log and not name.startswith(".") and (file := Path(folder, name)).is_file():
+                yield file
+
+
+def _numeric_order(name: str) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 class _LogReader:
@@ -176,6 +191,7 @@ class _LogReader:
         logs: list[tuple[str, list[Path]]],
         *,
         tokenizer: LogPath | None,
+        forced: LogFormat | None,
         skip_bad: bool,
         on_bad: Callable[[LogError], None] | None,
         progress: Callable[[int, int], None] | None,
@@ -183,6 +199,7 @@ class _LogReader:
         self._logs = logs
         self._tokenizer_path = tokenizer
         self._tokenizer: Any = None
+        self._forced = forced
         self._skip_bad = skip_bad
         self._on_bad = on_bad
         self._progress = progress
@@ -192,6 +209,7 @@ class _LogReader:
         self._bytes_total = sum(_size_bytes(file) for _, files in logs for file in files)
         # Keyed by hashes, not tuples, to save memory: a collision merely skips a number.
         self._seen: Counter[int] = Counter()
+        self._conversations = Conversations()
 
     def records(self) -> Iterator[LogRecord]:
         for log, files in self._logs:
@@ -205,15 +223,19 @@ class _LogReader:
 
     def _file_records(self, file: Path) -> Iterator[LogRecord]:
         size_bytes = _size_bytes(file)
-        rows = parquet_rows if file.name.endswith(".parquet") else json_rows
-        parse: Callable[[Row], ParsedRow] | None = None
+        own, began_at = self._forced, None
         line: int | None = None
-        for line, row in rows(file, report=self._report_position):
+        for line, row in rows_of(file, columns=self._columns(), report=self._report_position):
             try:
                 if isinstance(row, BadRow):
                     raise row
-                parse = parse or self._parser(row, file, line)
-                record = self._record(parse(row), f"{file}:{line}")
+                if self._forced is None:
+                    own = _checked_format(row, own, began_at)
+                    began_at = began_at or line
+                assert own is not None
+                if own.is_text and self._tokenizer is None:
+                    self._tokenizer = self._load_tokenizer(own, file, line)
+                record = self._record(own.parse(row, file, self._tokenizer), own, f"{file}:{line}")
             except BadRow as bad:
                 self._leave_out(bad, file, line)
             else:
@@ -237,19 +259,13 @@ class _LogReader:
         if self._on_bad is not None:
             self._on_bad(error)
 
-    def _parser(self, row: Row, file: Path, line: int) -> Callable[[Row], ParsedRow]:
-        """Decide by its first row what a file holds."""
-        if any(field in row for field in TOKEN_ID_FIELDS):
-            return token_id_row
-        if not all(field in row for field in TEXT_FIELDS):
-            raise unrecognised(row)
-        if self._tokenizer is None:
-            self._tokenizer = self._load_tokenizer(file, line)
-        return partial(text_row, tokenizer=self._tokenizer)
+    def _columns(self) -> set[str]:
+        formats = FORMATS.values() if self._forced is None else (self._forced,)
+        return {field for one in formats for field in one.fields}
 
-    def _load_tokenizer(self, file: Path, line: int) -> Any:
+    def _load_tokenizer(self, own: LogFormat, file: Path, line: int) -> Any:
         if self._tokenizer_path is None:
-            reason = "a text log (fields input, output) needs the policy's tokenizer.json: tokenizer=, --tokenizer FILE"
+            reason = f"a text log ({own.trainer}) needs the policy's tokenizer.json: tokenizer=, --tokenizer FILE"
             raise LogError(f"{file}:{line}: {reason}", path=str(file), line=line)
         path = os.fspath(self._tokenizer_path)
         tokenizers = analysis_package("tokenizers", needed_for="a text log")
@@ -267,15 +283,21 @@ class _LogReader:
         )
         return tokenizer
 
-    def _record(self, row: ParsedRow, location: str) -> LogRecord:
+    def _record(self, row: ParsedRow, own: LogFormat, location: str) -> LogRecord:
         rollout = row.rollout
+        key = self._conversations.key(rollout)
+        is_later_turn = key != rollout.key
+        if is_later_turn:
+            rollout = with_changes(rollout, prompt_key=key)
         step = -1 if rollout.training_step is None else rollout.training_step
         ordinal = self._count(rollout.key, step, rollout.response_hash)
         sample = self._count(rollout.key, step)
         return LogRecord(
-            rollout=dataclasses.replace(rollout, ordinal=ordinal) if ordinal else rollout,
+            rollout=with_changes(rollout, ordinal=ordinal) if ordinal else rollout,
             sample=sample if row.sample is None else row.sample,
             location=location,
+            format=own.name,
+            is_later_turn=is_later_turn,
             prompt_id=row.prompt_id,
             truncated=row.truncated,
         )
@@ -290,3 +312,18 @@ class _LogReader:
 def _size_bytes(file: Path) -> int:
     status = file.stat()
     return status.st_size if stat.S_ISREG(status.st_mode) else 0
+
+
+def _checked_format(row: Row, own: LogFormat | None, began_at: int | None) -> LogFormat:
+    """Return the format of a file, which its first row that has one decides; a row of another one is bad."""
+    found = format_of(row)
+    if own is None:
+        if found is None:
+            raise unrecognised(row)
+        return found
+    if found is not None and found is not own:
+        raise BadRow(
+            f"the row has the format {found.name}, but the file began with {own.name} in line {began_at}; a file holds "
+            "one format"
+        )
+    return own

@@ -100,6 +100,8 @@ def simulate(
     Complexity: O(decode steps) time; the log stays in memory.
     """
     batches = logged_batches(log, group_size=group_size)
+    if lag and any(batch.turn for batch in batches):
+        raise ValueError(f"lag is {lag}, and turns of one conversation are rollouts of their own; these need lag 0")
     _check_engines(num_workers=num_workers, max_running=max_running, lag=lag, latency=latency)
     _check_times(train_s=train_s, draft_token_ms=draft_token_ms)
     check_assignment(assignment)

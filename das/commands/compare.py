@@ -14,7 +14,7 @@ from rich.progress import MofNCompleteColumn, TextColumn
 from das.analysis.projection import Projection, Schedule
 from das.analysis.simulate import simulate
 from das.commands.engine_options import check_engine, engine_options
-from das.commands.log_input import BadRows, log_options, print_json, reading
+from das.commands.log_input import LogInput, log_options
 from das.commands.policy_option import latency_option, policy_named
 from das.commands.terminal import print_table, progress_bar
 from das.latency import DEFAULT_LATENCY, LatencyModel
@@ -74,9 +74,8 @@ class _Compared:
     help="Draw the requests running over time, a curve for each row, as .svg, .png or .pdf.",
 )
 def compare(
-    logs: Sequence[Path],
-    tokenizer: Path | None,
-    skip_bad: bool,
+    log: LogInput,
+    *,
     as_json: bool,
     policies: Sequence[str],
     latency: LatencyModel | None,
@@ -87,8 +86,8 @@ def compare(
 ) -> None:
     """Simulate the generation of a log under several policies and drafter settings, and print them side by side.
 
-    LOG is a .jsonl, .jsonl.gz or .parquet file, or a directory of such files (verl's rollout dumps); several are read
-    as one. Every policy meets every --shape and every --window-epochs; what engines do is as in `das simulate`. Rows
+    LOG is a .jsonl, .jsonl.gz, .parquet or (slime's) .pt file, or a directory of such files; several are read as one.
+    Every policy meets every --shape and every --window-epochs; what engines do is as in `das simulate`. Rows
     are in order of makespan, and "off" is speculation switched off. Ctrl-C prints the rows that are done.
 
     \b
@@ -99,7 +98,7 @@ def compare(
 
     \b
     Keys of --json:
-      logs, partial (true after Ctrl-C), num_bad_rows
+      logs, formats (rows of each), partial (true after Ctrl-C), num_bad_rows, num_later_turns
       latency    {c_base_ms, c_tok_ms, c_kv_ms, c_engine_ms}
       compared   a list, in order of makespan: {policy, shape, window_epochs (as asked for), projection (what
                  `das simulate --json` says of it)}
@@ -111,11 +110,10 @@ def compare(
     made = {text: policy_named(text, latency=model) for text in policies}
     compared: list[_Compared] = []
     rows = list(product(made, dict.fromkeys(shapes), dict.fromkeys(windows)))
-    bad_rows = BadRows()
     try:
-        with reading(logs, tokenizer=tokenizer, skip_bad=skip_bad, bad_rows=bad_rows) as records:
+        with log.records() as records:
             rollouts = [record.rollout for record in records]
-        bad_rows.warn()
+        log.warn()
         with progress_bar("simulating", MofNCompleteColumn(), TextColumn("tokens")) as progress:
             for number, (text, shape, window_epochs) in enumerate(rows):
                 projection = simulate(
@@ -143,9 +141,9 @@ def compare(
             }
             for row in compared
         ]
-        print_json({"latency": asdict(model), "compared": found}, logs=logs, partial=partial, bad_rows=bad_rows)
+        log.print_json({"latency": asdict(model), "compared": found}, partial=partial)
     else:
-        _print(compared, model, is_assumed=latency is None, partial=partial)
+        _print(compared, model, log.note(), is_assumed=latency is None, partial=partial)
     if plot is not None:
         _plot(compared, plot)
     if partial:
@@ -159,7 +157,7 @@ def _part_of(progress: Callable[[int, int], None] | None, number: int, num_parts
     return lambda done, total: progress(number * total + done, num_parts * total)
 
 
-def _print(compared: Sequence[_Compared], latency: LatencyModel, *, is_assumed: bool, partial: bool) -> None:
+def _print(compared: Sequence[_Compared], latency: LatencyModel, note: str, *, is_assumed: bool, partial: bool) -> None:
     headings = (
         "policy",
         "shape",
@@ -194,6 +192,7 @@ def _print(compared: Sequence[_Compared], latency: LatencyModel, *, is_assumed: 
     print_table(
         headings,
         rows,
+        note,
         f"Settings: {', '.join(f'{name} {settings[name]}' for name in shown if settings[name] is not None)}; "
         f"{latency}{' (assumed; --latency takes yours)' if is_assumed else ''}.",
         "Makespan: time in which a rollout was running or waiting. Step: duration, training included. Busy: share of "

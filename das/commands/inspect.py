@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 import click
 
 from das.analysis.inspect import LogStatistics, LogSummary, StepSummary
-from das.commands.log_input import BadRows, log_options, print_json, reading
+from das.commands.log_input import LogInput, log_options
 from das.commands.terminal import print_table
 
 
 @click.command()
 @log_options
-def inspect(logs: Sequence[Path], tokenizer: Path | None, skip_bad: bool, as_json: bool) -> None:
+def inspect(log: LogInput, *, as_json: bool) -> None:
     """Say what is in a log: rollouts, prompts, lengths, rewards, by training step.
 
-    LOG is a .jsonl, .jsonl.gz or .parquet file, or a directory of such files (verl's rollout dumps); several are read
-    as one. Ctrl-C prints what was read so far.
+    LOG is a .jsonl, .jsonl.gz, .parquet or (slime's) .pt file, or a directory of such files; several are read as one.
+    Ctrl-C prints what was read so far.
 
     \b
     Keys of --json:
-      logs, partial (true after Ctrl-C), num_bad_rows
+      logs, formats (rows of each), partial (true after Ctrl-C), num_bad_rows, num_later_turns
       epochs_per_prompt   {mean, min, max}
       total               one summary of everything
       training_steps      one summary for each training step
@@ -34,24 +32,24 @@ def inspect(logs: Sequence[Path], tokenizer: Path | None, skip_bad: bool, as_jso
       token_share         of the log's response tokens, 0..1
       reward_mean, truncated_share (null: the log does not say)
     """
-    statistics, bad_rows, partial = LogStatistics(), BadRows(), False
+    statistics, partial = LogStatistics(), False
     try:
-        with reading(logs, tokenizer=tokenizer, skip_bad=skip_bad, bad_rows=bad_rows) as records:
+        with log.records() as records:
             for record in records:
                 statistics.add(record)
     except KeyboardInterrupt:
         partial = True
-    bad_rows.warn()
+    log.warn()
     summary = statistics.summary()
     if summary is not None and as_json:
-        print_json(asdict(summary), logs=logs, partial=partial, bad_rows=bad_rows)
+        log.print_json(asdict(summary), partial=partial)
     elif summary is not None:
-        _print(summary, partial=partial)
+        _print(summary, log.note(), partial=partial)
     if partial:
         raise click.Abort
 
 
-def _print(summary: LogSummary, *, partial: bool) -> None:
+def _print(summary: LogSummary, note: str, *, partial: bool) -> None:
     epochs = summary.epochs_per_prompt
     print_table(
         ("step", "rollouts", "prompts", "samples", "mean", "p50", "p90", "p99", "max", "tokens", "reward", "cut"),
@@ -59,6 +57,7 @@ def _print(summary: LogSummary, *, partial: bool) -> None:
             _cells(step, "-" if step.training_step is None else str(step.training_step))
             for step in summary.training_steps
         ],
+        note,
         total=_cells(summary.total, "all"),
         drop_first=("p50", "p90", "samples", "p99", "cut", "prompts", "reward", "mean", "tokens", "rollouts", "max"),
         partial=partial,

@@ -1,19 +1,20 @@
-"""What every command that reads logs shares: its options, reading with a progress bar, bad rows, and `--json`."""
+"""What every command that reads logs shares: its options, reading with a progress bar, what was found, and `--json`."""
 
 from __future__ import annotations
 
 import json
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import reduce
+from functools import reduce, wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 from rich.progress import DownloadColumn
 
+from das.analysis.formats import FORMATS
 from das.analysis.logs import LogError, LogRecord, read_logs
 from das.commands.terminal import progress_bar
 
@@ -21,49 +22,84 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 _BAD_ROWS_SHOWN = 5
 
 
+class LogInput:
+    """The logs that a command reads, and what it has found in them so far.
+
+    Args:
+        logs: files and directories.
+        tokenizer, format: as of `read_logs`.
+        skip_bad: leave out bad rows, and count them.
+    """
+
+    def __init__(self, logs: Sequence[Path], *, tokenizer: Path | None, format: str | None, skip_bad: bool) -> None:
+        self._logs = logs
+        self._options: dict[str, Any] = {"tokenizer": tokenizer, "format": format, "skip_bad": skip_bad}
+        self._formats: Counter[str] = Counter()  # rows of each
+        self._num_later_turns = 0
+        self._num_bad = 0
+        self._first_bad: list[str] = []
+
+    @contextmanager
+    def records(self) -> Iterator[Iterator[LogRecord]]:
+        """Open the logs, with a progress bar."""
+        with progress_bar("reading", DownloadColumn()) as progress:
+            yield self._noted(read_logs(self._logs, on_bad=self._add_bad, progress=progress, **self._options))
+
+    def warn(self) -> None:
+        """Say which bad rows were left out."""
+        for message in self._first_bad:
+            warnings.warn(f"skipped {message}", stacklevel=2)
+        if self._num_bad > len(self._first_bad):
+            warnings.warn(f"skipped {self._num_bad} bad rows in all", stacklevel=2)
+
+    def note(self) -> str:
+        """Return a sentence on what was read."""
+        turns = f"; rows that are later turns: {self._num_later_turns:,}" if self._num_later_turns else ""
+        return f"Log format: {', '.join(self._formats)}{turns}."
+
+    def print_json(self, figures: dict[str, Any], *, partial: bool) -> None:
+        """Print one object: what was read, and the figures."""
+        extent = {
+            "logs": [str(log) for log in self._logs],
+            "formats": dict(self._formats),
+            "partial": partial,
+            "num_bad_rows": self._num_bad,
+            "num_later_turns": self._num_later_turns,
+        }
+        click.echo(json.dumps(extent | figures))
+
+    def _noted(self, records: Iterator[LogRecord]) -> Iterator[LogRecord]:
+        for record in records:
+            self._formats[record.format] += 1
+            self._num_later_turns += record.is_later_turn
+            yield record
+
+    def _add_bad(self, error: LogError) -> None:
+        self._num_bad += 1
+        if len(self._first_bad) < _BAD_ROWS_SHOWN:
+            self._first_bad.append(str(error))
+
+
 def log_options(command: _Command) -> _Command:
-    """Give a command the parameters logs, tokenizer, skip_bad and as_json."""
+    """Give a command a `LogInput` as its first argument, made of options, and the parameter as_json."""
+
+    @wraps(command)
+    def with_input(
+        *, logs: Sequence[Path], tokenizer: Path | None, format_name: str | None, skip_bad: bool, **others: Any
+    ) -> Any:
+        return command(LogInput(logs, tokenizer=tokenizer, format=format_name, skip_bad=skip_bad), **others)
+
     path = click.Path(path_type=Path)
     options = [
         click.argument("logs", metavar="LOG...", nargs=-1, required=True, type=path),
         click.option("--tokenizer", metavar="FILE", type=path, help="tokenizer.json of the policy, for text logs."),
+        click.option(
+            "--format",
+            "format_name",
+            type=click.Choice(list(FORMATS)),
+            help="The trainer's log format, where it is not to be told from the fields.",
+        ),
         click.option("--skip-bad", is_flag=True, help="Leave out rows that are no rollout; say how many."),
         click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table."),
     ]
-    return reduce(lambda decorated, option: option(decorated), reversed(options), command)
-
-
-@dataclass(slots=True)
-class BadRows:
-    """The rows left out by --skip-bad."""
-
-    count: int = 0
-    first: list[str] = field(default_factory=list)
-
-    def add(self, error: LogError) -> None:
-        """Count a row; keep the message of the first few."""
-        self.count += 1
-        if len(self.first) < _BAD_ROWS_SHOWN:
-            self.first.append(str(error))
-
-    def warn(self) -> None:
-        """Say what was left out."""
-        for message in self.first:
-            warnings.warn(f"skipped {message}", stacklevel=2)
-        if self.count > len(self.first):
-            warnings.warn(f"skipped {self.count} bad rows in all", stacklevel=2)
-
-
-@contextmanager
-def reading(
-    logs: Sequence[Path], *, tokenizer: Path | None, skip_bad: bool, bad_rows: BadRows
-) -> Iterator[Iterator[LogRecord]]:
-    """Open logs the way every command does: with a progress bar, and bad rows counted into `bad_rows`."""
-    with progress_bar("reading", DownloadColumn()) as progress:
-        yield read_logs(logs, tokenizer=tokenizer, skip_bad=skip_bad, on_bad=bad_rows.add, progress=progress)
-
-
-def print_json(figures: dict[str, Any], *, logs: Sequence[Path], partial: bool, bad_rows: BadRows) -> None:
-    """Print one object: what was read, and the figures."""
-    extent = {"logs": [str(log) for log in logs], "partial": partial, "num_bad_rows": bad_rows.count}
-    click.echo(json.dumps(extent | figures))
+    return reduce(lambda decorated, option: option(decorated), reversed(options), with_input)  # type: ignore[return-value]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import click
@@ -12,7 +11,7 @@ from rich.progress import MofNCompleteColumn, TextColumn
 
 from das.analysis.generation_time import generation_time
 from das.analysis.replay import BatchResult, Replay, ReplayResult
-from das.commands.log_input import BadRows, log_options, print_json, reading
+from das.commands.log_input import LogInput, log_options
 from das.commands.policy_option import policy_of, policy_options
 from das.commands.terminal import print_table, progress_bar
 from das.drafter import Drafter
@@ -71,9 +70,8 @@ _NOTHING_SAVED = 0.01  # a smaller share of the target forwards is called nothin
     "--max-bytes", metavar="N", type=int, default=8 << 30, show_default=True, help="Limit of the history's memory."
 )
 def replay(
-    logs: Sequence[Path],
-    tokenizer: Path | None,
-    skip_bad: bool,
+    log: LogInput,
+    *,
     as_json: bool,
     policy_name: str,
     max_draft_tokens: int | None,
@@ -89,15 +87,15 @@ def replay(
 ) -> None:
     """Replay a log as an engine would run it, and count the draft tokens that the target model would have accepted.
 
-    LOG is a .jsonl, .jsonl.gz or .parquet file, or a directory of such files (verl's rollout dumps); several are read
-    as one. Training steps follow one another; within one, all prompts run together, --group-size samples of each at a
+    LOG is a .jsonl, .jsonl.gz, .parquet or (slime's) .pt file, or a directory of such files; several are read as one.
+    Training steps follow one another; within one, all prompts run together, --group-size samples of each at a
     time: a generation batch, and a row of the table (one row a training step where there are more than 40 batches).
     The counts are an unbiased estimate if the log was sampled with the settings that the engine verifies with.
     Ctrl-C prints what was counted so far.
 
     \b
     Keys of --json:
-      logs, partial (true after Ctrl-C), num_bad_rows
+      logs, formats (rows of each), partial (true after Ctrl-C), num_bad_rows, num_later_turns
       settings            {policy, group_size, order, shape, widths, window_epochs, max_bytes, num_rollouts}
       is_complete         the whole log was replayed
       total               figures of everything
@@ -140,9 +138,9 @@ def replay(
         history = RolloutHistory(window_epochs=window_epochs, max_bytes=max_bytes)
     except ValueError as error:
         raise click.UsageError(f"{error}.") from None
-    bad_rows, run = BadRows(), None
+    run = None
     try:
-        with reading(logs, tokenizer=tokenizer, skip_bad=skip_bad, bad_rows=bad_rows) as records:
+        with log.records() as records:
             rollouts = (record.rollout for record in records)
             run = Replay(
                 rollouts,
@@ -153,7 +151,7 @@ def replay(
                 widths=widths,
                 drafter=Drafter(history),
             )
-        bad_rows.warn()
+        log.warn()
         with progress_bar("replaying", MofNCompleteColumn(), TextColumn("tokens")) as progress:
             run.run(progress=progress)
     except KeyboardInterrupt:
@@ -165,9 +163,9 @@ def replay(
         times = generation_time(result.batches, latency or DEFAULT_LATENCY)
         of_forwards = {"latency": asdict(latency or DEFAULT_LATENCY), **asdict(times), "speedup": times.speedup}
         found = {**result.as_dict(), "generation_time": of_forwards}
-        print_json(found, logs=logs, partial=partial, bad_rows=bad_rows)
+        log.print_json(found, partial=partial)
     else:
-        _print(result, latency, partial=partial)
+        _print(result, latency, log.note(), partial=partial)
     if partial:
         raise click.Abort
 
@@ -185,7 +183,7 @@ def _widths(text: str | None) -> tuple[int, ...] | None:
         raise click.BadParameter(f"{error}.") from None
 
 
-def _print(result: ReplayResult, latency: LatencyModel | None, *, partial: bool) -> None:
+def _print(result: ReplayResult, latency: LatencyModel | None, note: str, *, partial: bool) -> None:
     rows = _rows(result.batches)
     headings = (
         "step\n#group" if any("#" in name for name, _ in rows) else "step",
@@ -203,6 +201,7 @@ def _print(result: ReplayResult, latency: LatencyModel | None, *, partial: bool)
     print_table(
         headings,
         [_cells(name, batches) for name, batches in rows],
+        note,
         *_notes(result, latency),
         total=_cells("all", result.batches),
         drop_first=(length, rate, drafted, without_drafts, batch_steps, rollouts, tokens, per_step, saved),

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import click
@@ -13,7 +11,7 @@ from rich.progress import MofNCompleteColumn, TextColumn
 from das.analysis.projection import LEAST_GAIN, BatchFigures, Projection
 from das.analysis.simulate import simulate as project
 from das.commands.engine_options import check_engine, engine_options
-from das.commands.log_input import BadRows, log_options, print_json, reading
+from das.commands.log_input import LogInput, log_options
 from das.commands.policy_option import policy_of, policy_options
 from das.commands.terminal import print_table, progress_bar
 from das.latency import DEFAULT_LATENCY, LatencyModel
@@ -41,9 +39,8 @@ _MAX_BATCH_ROWS = 40  # of a longer log, only the last ones are shown
     help="Training steps of a prompt that the history keeps.",
 )
 def simulate(
-    logs: Sequence[Path],
-    tokenizer: Path | None,
-    skip_bad: bool,
+    log: LogInput,
+    *,
     as_json: bool,
     policy_name: str,
     max_draft_tokens: int | None,
@@ -56,8 +53,8 @@ def simulate(
 ) -> None:
     """Simulate how long engines take to generate a log: batches that refill, workers, training beside generation.
 
-    LOG is a .jsonl, .jsonl.gz or .parquet file, or a directory of such files (verl's rollout dumps); several are read
-    as one. The drafter is real and emits what was logged; only the clock is simulated, by --latency. A batch, a row of
+    LOG is a .jsonl, .jsonl.gz, .parquet or (slime's) .pt file, or a directory of such files; several are read as one.
+    The drafter is real and emits what was logged; only the clock is simulated, by --latency. A batch, a row of
     the table, is --group-size samples of each prompt of a training step; training on it follows. Beside it runs the
     same simulation with speculation switched off. Not simulated: prefill, limits of KV memory, time in environments.
 
@@ -70,7 +67,7 @@ def simulate(
 
     \b
     Keys of --json:
-      logs, partial (false), num_bad_rows
+      logs, formats (rows of each), partial (false), num_bad_rows, num_later_turns
       settings          what was simulated
       latency           {c_base_ms, c_tok_ms, c_kv_ms, c_engine_ms}
       speedup           makespan without drafts / with them
@@ -108,11 +105,10 @@ def simulate(
         min_survival=min_survival,
         max_running=threshold,
     )
-    bad_rows = BadRows()
     try:
-        with reading(logs, tokenizer=tokenizer, skip_bad=skip_bad, bad_rows=bad_rows) as records:
+        with log.records() as records:
             rollouts = [record.rollout for record in records]
-        bad_rows.warn()
+        log.warn()
         with progress_bar("simulating", MofNCompleteColumn(), TextColumn("tokens")) as progress:
             projection = project(
                 rollouts,
@@ -127,12 +123,12 @@ def simulate(
         raise click.Abort from None
     if as_json:
         found = projection.as_dict() | {"latency": asdict(model)}
-        print_json(found, logs=logs, partial=False, bad_rows=bad_rows)
+        log.print_json(found, partial=False)
     else:
-        _print(projection, is_assumed=latency is None)
+        _print(projection, log.note(), is_assumed=latency is None)
 
 
-def _print(projection: Projection, *, is_assumed: bool) -> None:
+def _print(projection: Projection, note: str, *, is_assumed: bool) -> None:
     with_drafts, without = projection.with_drafts, projection.without_drafts
     pairs = list(zip(with_drafts.batches, without.batches, strict=True))
     headings = (
@@ -151,6 +147,7 @@ def _print(projection: Projection, *, is_assumed: bool) -> None:
     print_table(
         headings,
         [_cells(*pair) for pair in pairs[-_MAX_BATCH_ROWS:]],
+        note,
         *_notes(projection, is_assumed=is_assumed),
         total=(
             "all",

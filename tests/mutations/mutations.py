@@ -36,6 +36,12 @@ HEDGE = "das/_hedge.pyx"
 HEDGE_STATE = "das/hedge.py"
 RELIABILITY = "das/reliability.py"
 STEP = "das/step.py"
+LOGS = "das/analysis/logs.py"
+FORMATS = "das/analysis/formats/__init__.py"
+SEQUENCE_LOGS = "das/analysis/formats/sequence_logs.py"
+TORCH_ARCHIVE = "das/analysis/containers/torch_archive.py"
+CONVERSATIONS = "das/analysis/conversations.py"
+LOGGED = "das/analysis/logged_request.py"
 
 TREE_TESTS = ("test_suffix_tree.py", "test_suffix_tree_machine.py", "test_suffix_tree_laws.py")
 HISTORY_TESTS = (
@@ -96,6 +102,12 @@ TESTS = {
     HEDGE_STATE: ("test_hedge.py",),
     REQUEST: ("test_common_text.py", "test_drafter_failures.py"),
     RELIABILITY: ("test_reliability.py",),
+    LOGS: ("test_logs.py", "test_log_errors.py", "test_log_formats.py"),
+    FORMATS: ("test_log_formats.py",),
+    SEQUENCE_LOGS: ("test_log_formats.py",),
+    TORCH_ARCHIVE: ("test_torch_archive.py",),
+    CONVERSATIONS: ("test_conversations.py",),
+    LOGGED: ("test_conversations.py",),
 }
 
 
@@ -500,5 +512,22 @@ MUTATIONS = [
              "np.stack([np.ones(len(times)), tokens, known_context]) / times.mean()", "errors are relative"),
     Mutation(LATENCY, "engine-counted-twice", "time_ms = step_ms - self._start.c_engine_ms", "time_ms = step_ms",
              "the engine's share is no part of the base"),
+    # ------------------------------------------------------------------------------------------------ logs
+    Mutation(LOGS, "mixed-formats-read", "if found is not None and found is not own:", "if found is None:",
+             "a row of another format is an error, not a guess"),
+    Mutation(LOGS, "key-of-later-turns-lost", "rollout = with_changes(rollout, prompt_key=key)", "pass",
+             "a later turn has the key of its conversation"),
+    Mutation(FORMATS, "detection-in-another-order", "(DAS, OPEN_INSTRUCT, SLIME, NEMO_RL, PRIME_RL, VERL, OPENRLHF, AREAL, TRL)",
+             "(DAS, OPEN_INSTRUCT, SLIME, NEMO_RL, PRIME_RL, VERL, OPENRLHF, TRL, AREAL)", "AReaL's rows have TRL's fields, too"),
+    Mutation(SEQUENCE_LOGS, "padding-kept", "split_sequence(ids[:length], generated[:length]", "split_sequence(ids, generated",
+             "what pads a batch was never said"),
+    Mutation(TORCH_ARCHIVE, "values-of-earlier-samples-kept", "if type(value) is not str or len(value) > _MAX_SHARED_CHARACTERS:",
+             "if False:", "one sample is in memory"),
+    Mutation(TORCH_ARCHIVE, "samples-without-bound", "        self._num_values += num_values\n", "",
+             "a file cannot ask for any amount of memory"),
+    Mutation(CONVERSATIONS, "shortest-prefix", "number, start = self._numbers.get((length, read.digest()), number), length",
+             "number, start = number or self._numbers.get((length, read.digest())), length", "the longest known prompt counts"),
+    Mutation(LOGGED, "turns-side-by-side", "turns.setdefault(turn, {})", "turns.setdefault(0, {})",
+             "a later turn's prompt tells how the earlier one goes on"),
 ]
 # fmt: on
