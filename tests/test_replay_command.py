@@ -149,7 +149,8 @@ def test_json_is_what_the_library_returns(log: Path, capsys: pytest.CaptureFixtu
     assert found.pop("extend_us") > 0
     assert found.pop("generation_time")["speedup"] > 0
     del expected["plan_us"], expected["extend_us"]
-    assert found == {"logs": [str(log)], "partial": False, "num_bad_rows": 0} | expected
+    extent = {"logs": [str(log)], "partial": False, "num_bad_rows": 0, "num_later_turns": 0, "formats": {"das": 2}}
+    assert found == extent | expected
     assert found["settings"]["policy"] == "PriceBudget(max_draft_tokens=4, min_survival=0.3)"
 
 
