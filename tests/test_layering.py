@@ -170,7 +170,7 @@ def test_import_das_loads_nothing_heavy():
 
 
 def test_import_das_takes_less_than_100_ms_beyond_numpy():
-    """Process time, the best of five. Where a crowded machine takes more than 150 ms for numpy, das may take more, too."""
+    """Process time, the best of five. Where a crowded machine takes over 150 ms for numpy, das may take more, too."""
     spent_ms = [import_das()[0] for _ in range(5)]
     assert min(das_ms * min(1.0, 150.0 / numpy_ms) for numpy_ms, das_ms in spent_ms) < 100.0
 
