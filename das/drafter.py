@@ -322,7 +322,7 @@ class Drafter:
             self._in_environment.pop(request_id, None)
             self._with_environment.pop(request_id, None)
             request.record.open_requests.pop(request, None)
-            request.record.has_finished = True
+            request.record.note_finished()
             self._finished += counters
             self.history.finish(request.key, request.tree, rollout, counters)
             return counters

@@ -240,7 +240,7 @@ def test_the_end_of_a_request_may_name_its_step():
 
 
 def test_statistics_of_a_small_life():
-    assert dataclasses.astuple(RolloutHistory().statistics()) == (0,) * 15
+    assert dataclasses.astuple(RolloutHistory().statistics()) == (0,) * 16
     drafter = Drafter(filled(rollout([4, 5], 0), rollout([4, 5], 0), rollout([6], 1), window_epochs=1))
     history = drafter.history
     history.add(rollout([7, 7, 7], 0))

@@ -31,7 +31,8 @@ das.analysis.logged_request
 das.analysis._log_rows
 das
 das.state
-das.step
+das.state_directory das.step
+das.rollout_segment
 das.drafter
 das.live_request
 das.length_budget das.class_budget das.adaptive_budget
@@ -39,7 +40,7 @@ das.throughput_budget das.makespan das.latency_presets das.length_classes
 das.budget das.lengths das.acceptance_curve das.latency
 das.history das.confidence das.length_grid
 das.prompt_record das.common_text das.reliability das.metrics
-das.prompt_tree das.verify
+das.prompt_tree das.verify das.checked_file
 das._live_requests das.rollout
 das._draft_tree das._drafts das._rule
 das._draft
