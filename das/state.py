@@ -42,6 +42,8 @@ class SavedState:
     """A state that was read and checked.
 
     Args:
+        directory: it was read from.
+        save_id: of the save that wrote it.
         windows: of each prompt, what is stored; the prompt that changed longest ago first.
         history_settings: `window_epochs`, `max_bytes` and `max_common_tokens` of the history that was saved.
         confidence: `Confidence.state()`; None: none was saved.
@@ -51,6 +53,8 @@ class SavedState:
         num_bytes, num_segments: of the rollouts' files.
     """
 
+    directory: Path
+    save_id: str
     windows: tuple[PromptWindow, ...]
     history_settings: dict[str, int]
     confidence: dict[str, Any] | None
@@ -63,6 +67,38 @@ class SavedState:
     def rollouts(self) -> Iterator[Rollout]:
         """Return all rollouts, prompt by prompt, oldest epoch first."""
         return (rollout for window in self.windows for rollout in window.rollouts)
+
+    def newest_step(self) -> int | None:
+        """Return the newest training step of all rollouts; None: there is no rollout."""
+        return max([window.rollouts[-1].training_step or 0 for window in self.windows], default=None)
+
+    def restore(
+        self,
+        *,
+        history: RolloutHistory | None = None,
+        drafter: Drafter | None = None,
+        policy: BudgetPolicy | None = None,
+    ) -> None:
+        """Take the state in; arguments, errors and what changes then as of `load_state`."""
+        if history is not None or drafter is not None:
+            history = _history_of(history, drafter)
+        for asked, found, what in ((drafter, self.confidence, "drafter's confidence"), (policy, self.policy, "policy")):
+            if asked is not None and found is None:
+                raise StateError(self.directory, f"it was saved without a {what}; leave that out to load the rest")
+        with ExitStack() as locks:
+            if history is not None:
+                locks.enter_context(history.save_lock)
+                locks.enter_context(history.lock)
+            if policy is not None and self.policy is not None:
+                try:
+                    policy.load_state(self.policy)
+                except Exception as error:
+                    problem = f"its state of a {self.policy_name} does not fit {policy!r}: {error}"
+                    raise StateError(self.directory, problem) from error
+            if drafter is not None and self.confidence is not None:
+                drafter.confidence.load_state(self.confidence)  # cannot fail: it was tried when the state was read
+            if history is not None:
+                history.restore(self.windows, saved_as=self.save_id)
 
 
 def save_state(
@@ -140,25 +176,10 @@ def load_state(
     if history is not None or drafter is not None:
         history = _history_of(history, drafter)
     directory = Path(path)
-    with ExitStack() as locks:
-        if history is not None:  # so that no save comes between
-            locks.enter_context(history.save_lock)
-        head, segments = read_state(directory)
-        saved = _saved_state(directory, head, segments, mapped=mapped)
-        if history is not None:
-            locks.enter_context(history.lock)
-        _check_asked_for(directory, saved, drafter, policy)
-        if policy is not None and saved.policy is not None:
-            try:
-                policy.load_state(saved.policy)
-            except Exception as error:
-                raise StateError(
-                    directory, f"its state of a {saved.policy_name} does not fit {policy!r}: {error}"
-                ) from error
-        if drafter is not None and saved.confidence is not None:
-            drafter.confidence.load_state(saved.confidence)  # cannot fail: a Confidence took it when it was read
-        if history is not None:
-            history.restore(saved.windows, saved_as=head.save_id)
+    head, segments = read_state(directory)
+    saved = _saved_state(directory, head, segments, mapped=mapped)
+    if history is not None or policy is not None:
+        saved.restore(history=history, drafter=drafter, policy=policy)
     return saved
 
 
@@ -230,6 +251,8 @@ def _saved_state(directory: Path, head: Head, segments: list[Segment], *, mapped
     except (KeyError, TypeError, ValueError) as error:
         raise StateError(directory / HEAD_NAME, f"what was learned makes no sense: {error}") from error
     return SavedState(
+        directory=directory,
+        save_id=head.save_id,
         windows=tuple(windows_of(segments, mapped=mapped)),
         history_settings=head.history_settings,
         confidence=learned["confidence"],
@@ -253,12 +276,6 @@ def _history_of(history: RolloutHistory | None, drafter: Drafter | None) -> Roll
     if drafter is not None and drafter.history is not history:
         raise ValueError("history is not the drafter's; pass the drafter alone, or the history alone")
     return history
-
-
-def _check_asked_for(directory: Path, saved: SavedState, drafter: Drafter | None, policy: BudgetPolicy | None) -> None:
-    for asked, found, what in ((drafter, saved.confidence, "drafter's confidence"), (policy, saved.policy, "policy")):
-        if asked is not None and found is None:
-            raise StateError(directory, f"it was saved without a {what}; leave that out to load the rest")
 
 
 def _num_tokens(places: Mapping[int, Place]) -> int:

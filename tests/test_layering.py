@@ -16,6 +16,7 @@ LINES = """
 das.cli
 das.commands
 das.commands.inspect das.commands.replay das.commands.compare das.commands.simulate das.commands.latency
+das.commands.state
 das.commands.doctor
 das.commands.log_input das.commands.policy_option das.commands.engine_options
 das.commands.latency_option
@@ -26,7 +27,7 @@ das.analysis.simulate
 das.analysis.events
 das.analysis.generation_time das.analysis.worker das.analysis.projection
 das.analysis.replay das.analysis.inspect das.analysis.latency_sweep
-das.analysis.decoding das.analysis.logs
+das.analysis.decoding das.analysis.logs das.analysis.rollout_tables
 das.analysis.logged_request
 das.analysis._log_rows
 das

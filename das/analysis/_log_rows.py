@@ -24,7 +24,9 @@ NumberedRows = Iterator[tuple[int, "Row | BadRow"]]
 
 TOKEN_ID_FIELDS = ("prompt_token_ids", "response_token_ids")
 TEXT_FIELDS = ("input", "output")
-_OPTIONAL_FIELDS = ("training_step", "reward", "prompt_id", "sample", "request_id", "response_mask", "truncated")
+_OPTIONAL_FIELDS = (
+    *("training_step", "reward", "prompt_id", "prompt_key", "sample", "request_id", "response_mask", "truncated"),
+)
 _PARQUET_COLUMNS = frozenset((*TOKEN_ID_FIELDS, *_OPTIONAL_FIELDS, *TEXT_FIELDS, "step", "score"))
 _MAX_LINE_BYTES = 64 << 20  # a million tokens with logprobs take 20 MB; without a bound, junk is read whole
 _CUT_OFF = "its writer was stopped, or is still writing"
@@ -162,6 +164,7 @@ def token_id_row(row: Row) -> ParsedRow:
             training_step=_whole_number(row, "training_step"),
             reward=_number(row, "reward"),
             request_id=_text(row, "request_id"),
+            prompt_key=_whole_number(row, "prompt_key", bits=64) if type(row.get("prompt_key")) is int else None,
             response_mask=_mask(row, "response_mask", num_tokens=len(response)),
         ),
         sample=_whole_number(row, "sample"),
@@ -220,12 +223,12 @@ def _non_empty(ids: npt.NDArray[np.int32], field: str) -> npt.NDArray[np.int32]:
     return ids
 
 
-def _whole_number(row: Row, field: str) -> int | None:
+def _whole_number(row: Row, field: str, *, bits: int = 63) -> int | None:
     value = row.get(field)
     if value is None:
         return None
-    if type(value) is not int or not 0 <= value < 1 << 63:
-        raise BadRow(f"{field} must be an integer, 0 <= {field} < 2**63, not {_shown(value)}", field)
+    if type(value) is not int or not 0 <= value < 1 << bits:
+        raise BadRow(f"{field} must be an integer, 0 <= {field} < 2**{bits}, not {_shown(value)}", field)
     return value
 
 

@@ -1,4 +1,4 @@
-"""Readers for what trainers write to disk: token-id logs (JSON lines, Parquet) and verl's text dumps."""
+"""Readers for rollouts on disk: token-id logs (JSON lines, Parquet), verl's text dumps, and saved states of das."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ from das.analysis._log_rows import (
     token_id_row,
     unrecognised,
 )
+from das.checked_file import StateError
 from das.rollout import Rollout
+from das.state import load_state
+from das.state_directory import HEAD_NAME
 
 LogPath = str | os.PathLike[str]
 _DIRECTORY_SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
@@ -79,7 +82,7 @@ def read_log(
     """Stream the records of one log, in file order; see `read_logs`.
 
     Args:
-        path: a file, or a directory of dumps.
+        path: a file, a directory of dumps, or a saved state.
         tokenizer, skip_bad, on_bad, progress: as in `read_logs`.
 
     Returns:
@@ -105,12 +108,14 @@ def read_logs(
 
     A name ending in .parquet is read as Parquet, in .gz as gzipped JSON lines, anything else as JSON lines. The fields
     of a file's first row decide what it holds: `prompt_token_ids` and `response_token_ids` (optional: training_step,
-    reward, prompt_id, sample, request_id, response_mask, truncated), or verl's `input` and `output` (optional: step,
-    score). Other fields are ignored; an optional field that is null counts as absent, and training_step then is None.
+    reward, prompt_id, prompt_key, sample, request_id, response_mask, truncated), or verl's `input` and `output`
+    (optional: step, score). Other fields are ignored; an optional field that is null counts as absent, and
+    training_step then is None.
 
     Args:
         paths: at least one file or directory (its .jsonl, .jsonl.gz and .parquet files; numbers in names sort as
-            numbers). Equal responses to one prompt and training step count on (`Rollout.ordinal`) across all of them.
+            numbers), or state that `das.save_state` has written (prompt by prompt, oldest epoch first). Equal responses
+            to one prompt and training step count on (`Rollout.ordinal`) across all of them.
         tokenizer: a tokenizer.json, for text logs; prompt and response are encoded apart, without special tokens.
         skip_bad: leave rows out that are no rollout, instead of raising.
         on_bad: called with the error of each row (or cut-off rest of a file) left out.
@@ -142,7 +147,7 @@ def log_files(path: LogPath) -> list[Path]:
     """Return the files of a log: the file itself, or the logs in a directory, numbers in names sorted as numbers.
 
     Args:
-        path: a file, or a directory; hidden files and folders inside it are left out.
+        path: a file, or a directory; hidden files and folders inside it are left out. A saved state counts as one.
 
     Returns:
         at least one path.
@@ -155,13 +160,17 @@ def log_files(path: LogPath) -> list[Path]:
     log = Path(path)
     if not log.exists():
         raise FileNotFoundError(f"{log}: no such log file or directory")
-    if not log.is_dir():
+    if not log.is_dir() or _is_state(log):
         return [log]
     entries = (entry for entry in log.iterdir() if entry.name.endswith(_DIRECTORY_SUFFIXES) and entry.is_file())
     files = sorted((entry for entry in entries if not entry.name.startswith(".")), key=_numeric_order)
     if not files:
         raise LogError(f"{log}: the directory holds no logs ({', '.join(_DIRECTORY_SUFFIXES)})", path=str(log))
     return files
+
+
+def _is_state(log: Path) -> bool:
+    return (log / HEAD_NAME).exists()
 
 
 def _numeric_order(path: Path) -> list[tuple[int, str]]:
@@ -197,7 +206,7 @@ class _LogReader:
         for log, files in self._logs:
             self._num_bad, usable = 0, False
             for file in files:
-                for record in self._file_records(file):
+                for record in self._state_records(file) if _is_state(file) else self._file_records(file):
                     usable = True
                     yield record
             if not usable:
@@ -222,6 +231,14 @@ class _LogReader:
             self._leave_out(BadRow("the file holds no rows"), file, None)
         self._bytes_done += size_bytes
         self._report_position(0)
+
+    def _state_records(self, state: Path) -> Iterator[LogRecord]:
+        try:
+            rollouts = load_state(state).rollouts()
+        except StateError as error:
+            raise LogError(str(error), path=error.path) from error
+        for number, rollout in enumerate(rollouts, start=1):
+            yield self._record(ParsedRow(rollout=rollout), f"{state}:{number}")
 
     def _report_position(self, position: int) -> None:
         if self._progress is not None:
