@@ -339,8 +339,8 @@ class Drafter:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "a Drafter cannot be pickled or copied: its requests run in one process; keep confidence.state() and the "
-            "rollouts of its history, and make a new Drafter from them"
+            "a Drafter cannot be pickled or copied: its requests run in one process; das.save_state keeps what it "
+            "knows on disk, or keep confidence.state() and the rollouts of its history"
         )
 
     def maintain(self, *, max_us: float = 500.0) -> None:

@@ -208,8 +208,8 @@ class RolloutHistory:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "a RolloutHistory cannot be pickled or copied: it has a lock, threads and native trees; keep the rollouts, "
-            "rollouts(key) for each of prompt_keys(), and add_many them to a new RolloutHistory"
+            "a RolloutHistory cannot be pickled or copied: it has a lock, threads and native trees; das.save_state "
+            "keeps what it knows on disk, or keep the rollouts and add_many them to a new RolloutHistory"
         )
 
     # ---------------------------------------------------------------- for the drafter, with the lock held

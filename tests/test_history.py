@@ -294,13 +294,9 @@ def test_add_many_counts_the_new_ones():
 def test_what_runs_in_one_process_cannot_be_copied_and_says_what_to_keep(copied):
     history = filled(rollout([4, 5], 0), rollout([6], 1))
     drafter = Drafter(history)
-    with pytest.raises(
-        TypeError, match=r"a RolloutHistory cannot be pickled or copied: .* rollouts\(key\) for each of"
-    ):
+    with pytest.raises(TypeError, match=r"a RolloutHistory cannot be pickled or copied: .*; das\.save_state keeps"):
         copied(history)
-    with pytest.raises(
-        TypeError, match=r"a Drafter cannot be pickled or copied: .*; keep confidence\.state\(\) and the"
-    ):
+    with pytest.raises(TypeError, match=r"a Drafter cannot be pickled or copied: .*; das\.save_state keeps"):
         copied(drafter)
     advised = RolloutHistory()
     for key in history.prompt_keys():

@@ -46,6 +46,14 @@ def test_memory_bytes_agrees_with_a_recount():
     assert len(rollouts) == 5
 
 
+def test_a_rollout_that_moves_to_another_step_costs_what_it_did():
+    history = filled(rollout([4], 0, request_id="a"))
+    before = history.memory_bytes()
+    history.add(rollout([4], 3, request_id="a"))
+    assert stored(history) == [(3, [4])]
+    assert history.memory_bytes() == before
+
+
 def test_a_prompt_of_its_own_counts_where_it_is_not_shared():
     """Two prompts under one key of the caller's."""
     first = rollout([4], 0, prompt_key=7)
