@@ -16,6 +16,7 @@ from das.budget import (
     RunningRequests,
     UnlimitedBudget,
 )
+from das.checked_file import StateError
 from das.class_budget import LengthClassBudget
 from das.confidence import Confidence
 from das.drafter import Drafter
@@ -29,6 +30,8 @@ from das.lengths import LengthForecast, LengthModel
 from das.makespan import optimal_budgets
 from das.metrics import AcceptanceCounters, summarise
 from das.rollout import Rollout, prompt_key
+from das.state import SavedState, compact_state, load_state, save_state
+from das.state_directory import SaveSummary
 from das.step import StepDrafts, plan_step
 from das.throughput_budget import ThroughputBudget
 
@@ -61,14 +64,20 @@ __all__ = [
     "Rollout",
     "RolloutHistory",
     "RunningRequests",
+    "SaveSummary",
+    "SavedState",
+    "StateError",
     "StepDrafts",
     "SuffixTree",
     "ThroughputBudget",
     "UnlimitedBudget",
+    "compact_state",
     "fit_latency",
     "latency_preset",
+    "load_state",
     "optimal_budgets",
     "plan_step",
     "prompt_key",
+    "save_state",
     "summarise",
 ]

@@ -44,6 +44,7 @@ def _run(args: Sequence[str] | None) -> int:
         import click
 
         from das.analysis.logs import LogError
+        from das.checked_file import StateError
         from das.commands import das
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
@@ -62,7 +63,7 @@ def _run(args: Sequence[str] | None) -> int:
             return _interrupted()
         except ImportError as error:
             return _fail(str(error), _USAGE)
-        except (LogError, OSError) as error:
+        except (LogError, StateError, OSError) as error:
             return _fail(str(error), _ERROR)
         except SystemExit as ended:  # how click and rich say that nobody reads stdout any more
             code = ended.code

@@ -337,7 +337,7 @@ class Drafter:
             self._in_environment.pop(request_id, None)
             self._with_environment.pop(request_id, None)
             request.record.open_requests.pop(request, None)
-            request.record.has_finished = True
+            request.record.note_finished()
             self._finished += counters
             self.history.finish(request.key, request.tree, rollout, counters)
             return counters
@@ -354,8 +354,8 @@ class Drafter:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "a Drafter cannot be pickled or copied: its requests run in one process; keep confidence.state() and the "
-            "rollouts of its history, and make a new Drafter from them"
+            "a Drafter cannot be pickled or copied: its requests run in one process; das.save_state keeps what it "
+            "knows on disk, or keep confidence.state() and the rollouts of its history"
         )
 
     def maintain(self, *, max_us: float = 500.0) -> None:

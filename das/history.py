@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from das.common_text import CommonText
 from das.metrics import AcceptanceCounters
-from das.prompt_record import PromptRecord
+from das.prompt_record import PromptRecord, PromptWindow
 from das.prompt_tree import PromptTree
 from das.rollout import Rollout, check_int
 
@@ -35,6 +35,7 @@ class HistoryStatistics:
         rollout_bytes, tree_bytes: memory held by token ids and bookkeeping, and by prompts' trees.
         common_bytes: memory held by the text that prompts without history share.
         num_added, num_updated: rollouts taken in, and known ones whose reward or step was updated.
+        num_restored: rollouts taken in from a saved state, which policies do not hear of.
         num_late: rollouts dropped on arrival because their epoch had left the window.
         num_expired: rollouts dropped because their epoch left the window.
         num_evicted_trees, num_evicted_rollouts: dropped to keep `max_bytes`.
@@ -50,6 +51,7 @@ class HistoryStatistics:
     common_bytes: int = 0
     num_added: int = 0
     num_updated: int = 0
+    num_restored: int = 0
     num_late: int = 0
     num_expired: int = 0
     num_evicted_trees: int = 0
@@ -97,6 +99,8 @@ class RolloutHistory:
         self.window_epochs = window_epochs
         self.max_bytes = max_bytes
         self.lock = threading.RLock()
+        self.save_lock = threading.Lock()  # one save or load at a time; taken before `lock`
+        self.saved_as: str | None = None  # the save that `is_saved` of the records speaks of
         self._num_threads = num_threads
         self._builders: ThreadPoolExecutor | None = None
         self._prompts: OrderedDict[int, PromptRecord] = OrderedDict()  # least recently used first
@@ -204,8 +208,8 @@ class RolloutHistory:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "a RolloutHistory cannot be pickled or copied: it has a lock, threads and native trees; keep the rollouts, "
-            "rollouts(key) for each of prompt_keys(), and add_many them to a new RolloutHistory"
+            "a RolloutHistory cannot be pickled or copied: it has a lock, threads and native trees; das.save_state "
+            "keeps what it knows on disk, or keep the rollouts and add_many them to a new RolloutHistory"
         )
 
     # ---------------------------------------------------------------- for the drafter, with the lock held
@@ -270,8 +274,42 @@ class RolloutHistory:
     def after_fork_in_child(self) -> None:
         """Background threads do not live on in a forked process: order no more from them, wait for none of theirs."""
         self.lock = threading.RLock()
+        self.save_lock = threading.Lock()
         self._builders = None
         self._builds.clear()
+
+    # ---------------------------------------------------------------- for das.state, with `save_lock` held
+
+    def take_changed(self, saved_as: str | None) -> tuple[list[PromptWindow], set[int]]:
+        """Return what a save has to write on top of `saved_as`, and the keys of all prompts that have rollouts.
+
+        Prompts come least recently used first. They count as saved from here on: where the save then fails, the caller
+        sets `self.saved_as` to None. Complexity: O(prompts + rollouts of those that changed).
+        """
+        with self.lock:
+            is_last_save = saved_as is not None and saved_as == self.saved_as
+            with_rollouts = {key: record for key, record in self._prompts.items() if len(record)}
+            changed = []
+            for key, record in with_rollouts.items():
+                if not (is_last_save and record.is_saved):
+                    changed.append(record.stored(key))
+                    record.is_saved = True
+            return changed, set(with_rollouts)
+
+    def restore(self, windows: Iterable[PromptWindow], *, saved_as: str) -> None:
+        """Take in saved windows; what is known already is updated, as `add` does it. Policies do not hear of them."""
+        with self.lock:
+            is_first = not self._prompts
+            for window in windows:
+                record = self.record_for(window.prompt_key)
+                before = record.rollout_bytes, len(record), record.num_tokens
+                num_expired = record.restore(window)
+                record.is_saved = is_first and num_expired == 0
+                self._count_change(record, before)
+                self._counts.update(num_restored=len(record) + num_expired - before[1], num_expired=num_expired)
+                self._enforce_limit()
+            if is_first:
+                self.saved_as = saved_as
 
     # ---------------------------------------------------------------- inside
 
@@ -281,10 +319,8 @@ class RolloutHistory:
         record = self.record_for(key)
         before = record.rollout_bytes, len(record), record.num_tokens
         outcome = record.add(rollout)
+        self._count_change(record, before)
         self._counts.update(
-            rollout_bytes=record.rollout_bytes - before[0],
-            num_rollouts=len(record) - before[1],
-            num_tokens=record.num_tokens - before[2],
             num_added=int(outcome.serial is not None),
             num_updated=int(outcome.is_update),
             num_late=int(outcome.is_late),
@@ -297,6 +333,13 @@ class RolloutHistory:
             del self._prompts[key]
         self._enforce_limit()
         return outcome.serial
+
+    def _count_change(self, record: PromptRecord, before: tuple[int, int, int]) -> None:
+        self._counts.update(
+            rollout_bytes=record.rollout_bytes - before[0],
+            num_rollouts=len(record) - before[1],
+            num_tokens=record.num_tokens - before[2],
+        )
 
     def _pending_build(self, key: int, record: PromptRecord) -> bool:
         return key in self._builds and self._builds[key][0] == record.version
@@ -338,15 +381,19 @@ class RolloutHistory:
         self._common.drop_idle()
         if self._held_bytes() <= self.max_bytes:
             return
-        for key in [key for key in self._with_tree if key != keep and not self._prompts[key].open_requests]:
+        while self._held_bytes() > self.max_bytes:
+            key = self._least_recently_used(self._with_tree, keep)
+            if key is None:
+                break
             record = self._prompts[key]
             record.drop_tree()
             del self._with_tree[key]
             self._measure(record)
             self._counts.update(num_evicted_trees=1)
-            if self._held_bytes() <= self.max_bytes:
-                return
-        for key in [key for key, record in self._prompts.items() if key != keep and not record.open_requests]:
+        while self._held_bytes() > self.max_bytes:
+            key = self._least_recently_used(self._prompts, keep)
+            if key is None:
+                break
             record = self._prompts.pop(key)
             self._builds.pop(key, None)
             self._counts.update(
@@ -355,8 +402,10 @@ class RolloutHistory:
                 num_tokens=-record.num_tokens,
                 num_evicted_rollouts=len(record),
             )
-            if self._held_bytes() <= self.max_bytes:
-                return
+
+    def _least_recently_used(self, keys: Iterable[int], keep: int | None) -> int | None:
+        """Return the first of the prompts that may lose something, or None. O(those before it), which are busy."""
+        return next((key for key in keys if key != keep and not self._prompts[key].open_requests), None)
 
     def _held_bytes(self) -> int:
         return self._counts["rollout_bytes"] + self._counts["tree_bytes"] + self._common.memory_bytes()

@@ -10,8 +10,10 @@ import numpy as np
 from das.prompt_tree import PromptTree
 from das.rollout import Rollout, TokenArray, with_changes
 
-# What one rollout costs beside its token ids: the Rollout, two array headers, a few dictionary entries.
-ROLLOUT_OVERHEAD_BYTES = 700
+# What bookkeeping costs beside token ids (bench/bench_state.py measures it): of a rollout, the Rollout, an array header
+# and dictionary entries; of a prompt with rollouts, its record with the dictionaries, and an array header.
+ROLLOUT_OVERHEAD_BYTES = 800
+PROMPT_OVERHEAD_BYTES = 1600
 
 
 class OpenRequest(Protocol):
@@ -31,15 +33,33 @@ class Addition:
     num_expired: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class PromptWindow:
+    """What is stored of a prompt: all that outlives its requests.
+
+    Args:
+        prompt_key: 0 <= key < 2**64.
+        rollouts: at least one, oldest epoch first, in order of arrival within an epoch; each with its training step.
+        current_step: the newest training step that a request of the prompt started at, or a rollout came from.
+        has_finished: a request of that step has finished, so the next one may open the next epoch.
+    """
+
+    prompt_key: int
+    rollouts: tuple[Rollout, ...]
+    current_step: int
+    has_finished: bool
+
+
 class PromptRecord:
     """The window of one prompt.
 
     `version` changes whenever rollouts left the window, so a tree built from an older version holds too much.
+    `is_saved` says whether the history's last save, or the state it was loaded from, holds all of this as it is.
     """
 
     __slots__ = (
-        "_by_content",
         "_by_request_id",
+        "_by_response_hash",
         "_epochs",
         "_is_tainted",
         "_next_serial",
@@ -48,6 +68,7 @@ class PromptRecord:
         "_window_epochs",
         "current_step",
         "has_finished",
+        "is_saved",
         "num_tokens",
         "open_requests",
         "rollout_bytes",
@@ -60,13 +81,14 @@ class PromptRecord:
         self.version = 0
         self.current_step = 0
         self.has_finished = False  # a request of the current step has finished
+        self.is_saved = False
         self.open_requests: dict[OpenRequest, None] = {}  # in order of their start
         self.rollout_bytes = 0
         self.num_tokens = 0
         self._window_epochs = window_epochs
         self._epochs: dict[int, dict[int, Rollout]] = {}  # training step -> serial number -> rollout
-        self._by_request_id: dict[str, tuple[int, int]] = {}  # -> (training step, serial number)
-        self._by_content: dict[tuple[int, int], list[int]] = {}  # (training step, response hash) -> serial numbers
+        self._by_request_id: dict[str, int] = {}  # -> serial number
+        self._by_response_hash: dict[int, tuple[int, ...]] = {}  # -> serial numbers, of any training step
         self._next_serial = 0
         self._is_tainted = False  # the tree holds rollouts that it should not
         self._prompt: TokenArray | None = None
@@ -90,7 +112,13 @@ class PromptRecord:
         if training_step > self.current_step:
             self.current_step = training_step
             self.has_finished = False
+            self.is_saved = False
         return training_step
+
+    def note_finished(self) -> None:
+        """A request of the prompt has finished: once no other runs, the next one opens an epoch."""
+        self.is_saved &= self.has_finished
+        self.has_finished = True
 
     def add(self, rollout: Rollout) -> Addition:
         """Take in a rollout: new, known, or too late."""
@@ -102,9 +130,26 @@ class PromptRecord:
             return Addition(is_late=True)
         serial = self._next_serial
         self._next_serial += 1
-        self._insert(step, serial, self._share_prompt(with_changes(rollout, training_step=step)))
+        self._insert(step, serial, with_changes(rollout, training_step=step))
         self.current_step = max(self.current_step, step)
         return Addition(serial=serial, num_expired=self._expire())
+
+    def stored(self, prompt_key: int) -> PromptWindow:
+        """Return what to save of a prompt that has rollouts."""
+        rollouts = tuple([rollout for _, rollout in self.window()])
+        return PromptWindow(prompt_key, rollouts, self.current_step, self.has_finished)
+
+    def restore(self, window: PromptWindow) -> int:
+        """Take in a saved window, as it was where nothing is known yet, else by `add`; return how many expired."""
+        if self._epochs:
+            return sum([self.add(rollout).num_expired for rollout in window.rollouts])
+        for rollout in window.rollouts:
+            assert rollout.training_step is not None  # as PromptWindow says
+            self._insert(rollout.training_step, self._next_serial, rollout)
+            self._next_serial += 1
+        if window.current_step >= self.current_step:
+            self.current_step, self.has_finished = window.current_step, window.has_finished
+        return self._expire()
 
     def needs_build(self) -> bool:
         """Whether the next request would have to wait for a tree to be built."""
@@ -143,17 +188,24 @@ class PromptRecord:
 
     def _find(self, rollout: Rollout, step: int) -> tuple[int, int] | None:
         """Return (training step, serial number) of the stored rollout that this one is, if any."""
-        same = self._by_content.get((step, rollout.response_hash), [])
+        epoch = self._epochs.get(step, {})
+        same = [serial for serial in self._by_response_hash.get(rollout.response_hash, ()) if serial in epoch]
         if rollout.request_id is not None:
-            known = self._by_request_id.get(rollout.request_id)
-            if known is not None and self._is_same(known, rollout, step):
-                return known  # else an engine that counts its requests from 0 again, or another engine
+            serial = self._by_request_id.get(rollout.request_id)
+            if serial is not None:
+                known = self._step_of(serial), serial
+                if self._is_same(known, rollout, step):
+                    return known  # else an engine that counts its requests from 0 again, or another engine
             for name in (rollout.request_id, None):
-                named = [serial for serial in same if self._epochs[step][serial].request_id == name]
+                named = [serial for serial in same if epoch[serial].request_id == name]
                 if named:
                     return step, named[0]
             return None
         return (step, same[rollout.ordinal]) if rollout.ordinal < len(same) else None
+
+    def _step_of(self, serial: int) -> int:
+        """Return the epoch that a stored rollout is in. O(window_epochs), which costs less than a tuple a rollout."""
+        return next(step for step, epoch in self._epochs.items() if serial in epoch)
 
     def _is_same(self, known: tuple[int, int], rollout: Rollout, step: int) -> bool:
         """Whether a rollout of a known request_id is the known one: at its step also where one was cut shorter."""
@@ -175,9 +227,10 @@ class PromptRecord:
             request_id=known.request_id or rollout.request_id,
         )
         if new_step == step:  # in place, so that ordinals go on counting in order of arrival
+            self.is_saved = False
             self._epochs[step][serial] = updated
             if updated.request_id is not None:
-                self._by_request_id[updated.request_id] = (step, serial)
+                self._by_request_id[updated.request_id] = serial
             return Addition(is_update=True)
         self._remove(step, serial)
         self._insert(new_step, serial, updated)
@@ -185,25 +238,35 @@ class PromptRecord:
         return Addition(is_update=True, num_expired=self._expire())
 
     def _insert(self, step: int, serial: int, rollout: Rollout) -> None:
+        self.is_saved = False
+        rollout = self._share_prompt(rollout)
         self._epochs.setdefault(step, {})[serial] = rollout
-        self._by_content.setdefault((step, rollout.response_hash), []).append(serial)
+        self._by_response_hash[rollout.response_hash] = (
+            *self._by_response_hash.get(rollout.response_hash, ()),
+            serial,
+        )
         if rollout.request_id is not None:
-            self._by_request_id[rollout.request_id] = (step, serial)
+            self._by_request_id[rollout.request_id] = serial
         self.rollout_bytes += self._bytes_of(rollout)
         self.num_tokens += len(rollout.response_token_ids)
 
     def _remove(self, step: int, serial: int) -> None:
+        self.is_saved = False
         rollout = self._epochs[step].pop(serial)
         if not self._epochs[step]:
             del self._epochs[step]
-        same = self._by_content[step, rollout.response_hash]
-        same.remove(serial)
-        if not same:
-            del self._by_content[step, rollout.response_hash]
-        if rollout.request_id is not None and self._by_request_id[rollout.request_id] == (step, serial):
+        same = tuple([other for other in self._by_response_hash[rollout.response_hash] if other != serial])
+        if same:
+            self._by_response_hash[rollout.response_hash] = same
+        else:
+            del self._by_response_hash[rollout.response_hash]
+        if rollout.request_id is not None and self._by_request_id[rollout.request_id] == serial:
             del self._by_request_id[rollout.request_id]
         self.rollout_bytes -= self._bytes_of(rollout)
         self.num_tokens -= len(rollout.response_token_ids)
+        if not self._epochs and self._prompt is not None:
+            self.rollout_bytes -= self._prompt.nbytes + PROMPT_OVERHEAD_BYTES
+            self._prompt = None
 
     def _expire(self) -> int:
         num_expired = 0
@@ -221,7 +284,8 @@ class PromptRecord:
         """Let the rollouts of one prompt hold one array of its token ids."""
         if self._prompt is None:
             self._prompt = rollout.prompt_token_ids
-        elif np.array_equal(self._prompt, rollout.prompt_token_ids):
+            self.rollout_bytes += self._prompt.nbytes + PROMPT_OVERHEAD_BYTES
+        elif rollout.prompt_token_ids is not self._prompt and np.array_equal(self._prompt, rollout.prompt_token_ids):
             return with_changes(rollout, prompt_token_ids=self._prompt)
         return rollout
 

@@ -31,10 +31,11 @@ def prompt_key(prompt_token_ids: TokenIds) -> int:
 
     Complexity: O(tokens).
     """
-    return _hash_token_ids(_non_empty(prompt_token_ids, "prompt_token_ids"))
+    return hash_token_ids(_non_empty(prompt_token_ids, "prompt_token_ids"))
 
 
-def _hash_token_ids(token_ids: TokenArray) -> int:
+def hash_token_ids(token_ids: TokenArray) -> int:
+    """Return a 64-bit hash of checked token ids, the same in every process and on every machine. O(tokens)."""
     digest = hashlib.blake2b(token_ids.astype("<i4", copy=False).tobytes(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
@@ -82,9 +83,9 @@ class Rollout:
         response = _non_empty(self.response_token_ids, "response_token_ids")
         put(self, "prompt_token_ids", prompt)
         put(self, "response_token_ids", response)
-        put(self, "response_hash", _hash_token_ids(response))
+        put(self, "response_hash", hash_token_ids(response))
         if self.prompt_key is None:
-            put(self, "prompt_key", _hash_token_ids(prompt))
+            put(self, "prompt_key", hash_token_ids(prompt))
         else:
             check_int(self.prompt_key, "prompt_key", below=1 << 64)
             put(self, "prompt_key", int(self.prompt_key))
@@ -117,6 +118,11 @@ def _restored(kind: type[Rollout], values: list[Any]) -> Rollout:
             value.flags.writeable = False
         object.__setattr__(rollout, name, value)
     return rollout
+
+
+def stored_rollout(**fields: Any) -> Rollout:
+    """Return the rollout of all its fields, known to be right: nothing is copied, hashed or checked."""
+    return _restored(Rollout, [fields[name] for name in Rollout.__dataclass_fields__])
 
 
 def with_changes(rollout: Rollout, **changes: Any) -> Rollout:

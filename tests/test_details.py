@@ -73,7 +73,7 @@ def test_expiry_gives_back_bytes():
 
 
 def test_eviction_gives_back_tokens():
-    history = filled(rollout([4] * 100, 0), rollout([5, 6], 0, prompt=[9]), max_bytes=1000)
+    history = filled(rollout([4] * 100, 0), rollout([5, 6], 0, prompt=[9]), max_bytes=3000)
     statistics = history.statistics()
     assert statistics.num_evicted_rollouts == 1
     assert statistics.num_tokens == sum(

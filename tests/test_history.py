@@ -240,7 +240,7 @@ def test_the_end_of_a_request_may_name_its_step():
 
 
 def test_statistics_of_a_small_life():
-    assert dataclasses.astuple(RolloutHistory().statistics()) == (0,) * 15
+    assert dataclasses.astuple(RolloutHistory().statistics()) == (0,) * 16
     drafter = Drafter(filled(rollout([4, 5], 0), rollout([4, 5], 0), rollout([6], 1), window_epochs=1))
     history = drafter.history
     history.add(rollout([7, 7, 7], 0))
@@ -294,13 +294,9 @@ def test_add_many_counts_the_new_ones():
 def test_what_runs_in_one_process_cannot_be_copied_and_says_what_to_keep(copied):
     history = filled(rollout([4, 5], 0), rollout([6], 1))
     drafter = Drafter(history)
-    with pytest.raises(
-        TypeError, match=r"a RolloutHistory cannot be pickled or copied: .* rollouts\(key\) for each of"
-    ):
+    with pytest.raises(TypeError, match=r"a RolloutHistory cannot be pickled or copied: .*; das\.save_state keeps"):
         copied(history)
-    with pytest.raises(
-        TypeError, match=r"a Drafter cannot be pickled or copied: .*; keep confidence\.state\(\) and the"
-    ):
+    with pytest.raises(TypeError, match=r"a Drafter cannot be pickled or copied: .*; das\.save_state keeps"):
         copied(drafter)
     advised = RolloutHistory()
     for key in history.prompt_keys():

@@ -10,7 +10,7 @@ import pytest
 from rollout_samples import KEY, PROMPT, count, draft, filled, rollout, run, stored, tree_of
 
 from das import Drafter, RolloutHistory, prompt_key
-from das.prompt_record import ROLLOUT_OVERHEAD_BYTES
+from das.prompt_record import PROMPT_OVERHEAD_BYTES, ROLLOUT_OVERHEAD_BYTES
 
 # ---------------------------------------------------------------- the byte limit
 
@@ -38,6 +38,7 @@ def test_memory_bytes_agrees_with_a_recount():
     keys = [prompt_key([prompt]) for prompt in (1, 2, 3)]
     rollouts = [r for key in keys for r in history.rollouts(key)]
     rollout_bytes = sum(r.response_token_ids.nbytes + ROLLOUT_OVERHEAD_BYTES for r in rollouts) + 50  # the mask
+    rollout_bytes += 3 * (4 + PROMPT_OVERHEAD_BYTES)  # prompts of one token
     tree_bytes = sum(tree_of(history, key).memory_bytes() for key in keys)
     statistics = history.statistics()
     assert (statistics.rollout_bytes, statistics.tree_bytes) == (rollout_bytes, tree_bytes)
@@ -55,6 +56,14 @@ def test_a_start_makes_room_for_a_usual_response():
     for seed, name in enumerate("abcd", 4):
         drafter.extend(name, np.random.default_rng(seed).integers(0, 60, 250))
     assert tree_of(drafter.history, KEY).memory_bytes() == before
+
+
+def test_a_rollout_that_moves_to_another_step_costs_what_it_did():
+    history = filled(rollout([4], 0, request_id="a"))
+    before = history.memory_bytes()
+    history.add(rollout([4], 3, request_id="a"))
+    assert stored(history) == [(3, [4])]
+    assert history.memory_bytes() == before
 
 
 def test_a_prompt_of_its_own_counts_where_it_is_not_shared():

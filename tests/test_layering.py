@@ -16,6 +16,7 @@ LINES = """
 das.cli
 das.commands
 das.commands.inspect das.commands.replay das.commands.compare das.commands.simulate das.commands.latency
+das.commands.state
 das.commands.doctor
 das.commands.log_input das.commands.policy_option das.commands.engine_options
 das.commands.latency_option
@@ -26,7 +27,7 @@ das.analysis.simulate
 das.analysis.events
 das.analysis.generation_time das.analysis.worker das.analysis.projection
 das.analysis.replay das.analysis.inspect das.analysis.latency_sweep
-das.analysis.decoding das.analysis.logs
+das.analysis.decoding das.analysis.logs das.analysis.rollout_tables
 das.analysis.logged_request das.analysis.formats
 das.analysis.conversations
 das.analysis.formats.pair_logs das.analysis.formats.sequence_logs das.analysis.formats.text_logs
@@ -36,7 +37,8 @@ das.analysis.containers.numbered_rows das.analysis.extra
 das.analysis.fields
 das
 das.state
-das.step
+das.state_directory das.step
+das.rollout_segment
 das.drafter
 das.live_request
 das.length_budget das.class_budget das.adaptive_budget
@@ -44,7 +46,7 @@ das.throughput_budget das.makespan das.latency_presets das.length_classes
 das.budget das.lengths das.acceptance_curve das.latency
 das.history das.confidence das.hedge das.length_grid
 das.prompt_record das.common_text das.reliability das.metrics
-das.prompt_tree das.verify
+das.prompt_tree das.verify das.checked_file
 das._live_requests das.rollout
 das._draft_tree das._drafts das._rule
 das._hedge

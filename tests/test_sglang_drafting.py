@@ -190,6 +190,33 @@ def test_pushed_tokens_that_the_model_does_not_have_are_refused():
     assert drafting.training_step.now("default") == 0
 
 
+def test_a_restarted_engine_goes_on_where_it_stopped(tmp_path):
+    drafting = Drafting(settings(policy="throughput"))
+    decode(drafting, requests_of("a"), RESPONSES, overlap=False, weight_version="4")
+    drafting.save(str(tmp_path))
+    restarted, other = Drafting(settings(policy="throughput")), Drafting(settings(policy="fixed:7"))
+    for one in (restarted, other):
+        one.load(str(tmp_path))
+        assert responses_in(one) == sorted(RESPONSES)
+        assert one.training_step.now(None) == 4
+    assert restarted._policy.state().keys() == drafting._policy.state().keys()
+    assert restarted._policy.tokens_per_decode_step == drafting._policy.tokens_per_decode_step
+    steps = [
+        decode(one, requests_of("b"), RESPONSES, overlap=False, weight_version="5") for one in (drafting, restarted)
+    ]
+    assert steps[0] == steps[1]
+
+
+def test_a_saved_state_of_a_greater_vocabulary_is_refused(tmp_path):
+    drafting = Drafting(settings())
+    decode(drafting, requests_of("a"), RESPONSES, overlap=False)
+    drafting.save(str(tmp_path))
+    small = Drafting(settings(), vocabulary_size=END)
+    with pytest.raises(ValueError, match="it holds token 9; the model's vocabulary has 9"):
+        small.load(str(tmp_path))
+    assert responses_in(small) == []
+
+
 def test_a_corpus_is_the_history_of_the_prompt_it_is_named_after():
     drafting = Drafting(settings(), vocabulary_size=10)
     corpus = PushedText(drafting)
@@ -234,7 +261,7 @@ def test_a_fault_is_told_once_and_ends_drafting_only(caplog, monkeypatch):
 
 
 def test_a_history_at_its_limit_drops_old_prompts_and_goes_on():
-    limit = 20_000
+    limit = 26_000
     drafting = Drafting(settings(max_bytes=limit))
     for number in range(12):
         requests = [EngineRequest(f"{number}-{row}", [number, row]) for row in range(3)]

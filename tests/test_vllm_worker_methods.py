@@ -1,5 +1,6 @@
 """What trainers can call in the workers of an engine."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,8 +12,10 @@ from das_vllm.request_tracker import prompt_key_of
 from das_vllm.worker_methods import (
     WORKER_METHODS,
     das_flush,
+    das_load_state,
     das_new_training_step,
     das_push_rollouts,
+    das_save_state,
     das_set_policy,
     das_statistics,
 )
@@ -55,6 +58,32 @@ def test_a_bad_rollout_raises_and_none_is_taken_in(bad: dict[str, Any], error: s
     assert runner.drafter.fault is None
 
 
+def test_a_restarted_engine_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    runner, restarted = Runner(), Runner()
+    path = str(tmp_path / "replica {data_parallel_rank}")
+    das_push_rollouts(worker_of(runner), [ROLLOUT])
+    runner.add("a", [1, 2], [5] * 20, max_tokens=20)
+    while runner.requests:
+        runner.step()
+        if runner.drafter.tracker.num_running() == 0:
+            runner.requests.clear()
+    summary = das_save_state(worker_of(runner), path)
+    assert summary is not None
+    assert summary["num_rollouts"] == 2
+    assert [entry.name for entry in tmp_path.iterdir()] == ["replica 0"]
+    assert das_load_state(worker_of(restarted), path) == {"num_rollouts": 2, "is_policy_restored": True}
+    assert restarted.drafter.history.prompt_keys() == runner.drafter.history.prompt_keys()
+    assert restarted.drafter.policy.state().keys() == runner.drafter.policy.state().keys()
+    restarted.drafter.weights_changed()
+    assert restarted.drafter.tracker.training_step == runner.drafter.tracker.newest_step + 1
+    das_set_policy(worker_of(restarted), "price")
+    assert das_load_state(worker_of(restarted), path) == {"num_rollouts": 2, "is_policy_restored": False}
+    assert restarted.drafter.history.statistics().num_rollouts == 2
+    with pytest.raises(FileNotFoundError):
+        das_load_state(worker_of(restarted), str(tmp_path / "absent"))
+    assert restarted.drafter.fault is None
+
+
 def test_policies_change_at_once() -> None:
     runner = Runner(num_speculative_tokens=4)
     assert das_set_policy(worker_of(runner), "price", {"min_survival": 0.5}) == repr(runner.drafter.policy)
@@ -84,15 +113,23 @@ def test_statistics_are_plain_values() -> None:
 
 @pytest.mark.parametrize("method", WORKER_METHODS)
 def test_an_engine_without_das_answers_none(method: Any) -> None:
-    arguments = {"das_push_rollouts": ([ROLLOUT],), "das_new_training_step": (1,), "das_set_policy": ("none",)}
+    arguments: dict[str, tuple[Any, ...]] = {
+        "das_push_rollouts": ([ROLLOUT],),
+        "das_new_training_step": (1,),
+        "das_set_policy": ("none",),
+        "das_save_state": ("/nowhere",),
+        "das_load_state": ("/nowhere",),
+    }
     for runner in (None, SimpleNamespace(), SimpleNamespace(drafter=object())):
         assert method(worker_of(runner), *arguments.get(method.__name__, ())) is None
 
 
-@pytest.mark.parametrize("method", [das_push_rollouts, das_new_training_step, das_set_policy])
+@pytest.mark.parametrize(
+    "method", [das_push_rollouts, das_new_training_step, das_set_policy, das_save_state, das_load_state]
+)
 def test_a_drafter_that_is_off_takes_nothing_in(method: Any) -> None:
     runner = Runner()
     runner.drafter.switch_off("test")
     arguments = {das_push_rollouts: [ROLLOUT], das_new_training_step: 1, das_set_policy: "none"}
-    assert method(worker_of(runner), arguments[method]) is None
+    assert method(worker_of(runner), arguments.get(method, "/nowhere")) is None
     assert runner.drafter.history.prompt_keys() == ()

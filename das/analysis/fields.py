@@ -56,13 +56,13 @@ def encoded(text: Any, field: str, tokenizer: Any) -> npt.NDArray[np.int32]:
     return token_ids(ids, field)
 
 
-def whole_number(row: Row, field: str) -> int | None:
-    """Return an integer from 0 to 2**63 - 1; None where the field is absent or null."""
+def whole_number(row: Row, field: str, *, bits: int = 63) -> int | None:
+    """Return an integer of so many bits, without a sign; None where the field is absent or null."""
     value = row.get(field)
     if value is None:
         return None
-    if type(value) is not int or not 0 <= value < 1 << 63:
-        raise BadRow(f"{field} must be an integer, 0 <= {field} < 2**63, not {shown(value)}", field)
+    if type(value) is not int or not 0 <= value < 1 << bits:
+        raise BadRow(f"{field} must be an integer, 0 <= {field} < 2**{bits}, not {shown(value)}", field)
     return value
 
 

@@ -1,4 +1,4 @@
-"""Readers for what trainers write to disk: rollouts as token ids or text, in JSON lines, Parquet or torch archives."""
+"""Readers for what trainers write to disk, as token ids or text in many formats, and for saved states of das."""
 
 from __future__ import annotations
 
@@ -18,9 +18,13 @@ from das.analysis.conversations import Conversations
 from das.analysis.extra import analysis_package
 from das.analysis.fields import BadRow, Row
 from das.analysis.formats import FORMATS, LogFormat, ParsedRow, format_of, unrecognised
+from das.checked_file import StateError
 from das.rollout import Rollout, with_changes
+from das.state import load_state
+from das.state_directory import HEAD_NAME
 
 LogPath = str | os.PathLike[str]
+STATE_FORMAT = "state"  # of records from saved states
 # What trainers write beside rollouts: open-instruct's note on the run, NeMo-RL's validation texts.
 _NO_ROLLOUTS = ("*_metadata.jsonl", "val_data_step*.jsonl")
 
@@ -49,7 +53,7 @@ class LogRecord:
         rollout: the sampled response and its prompt.
         sample: which sample of its prompt and training step; counted in order of appearance where the log is silent.
         location: file:line it was read from (file:row for Parquet and torch archives).
-        format: name of the format it was read as, as in `das.analysis.formats.FORMATS`.
+        format: name of the format it was read as, as in `das.analysis.formats.FORMATS`; "state": from a saved state.
         is_later_turn: the prompt goes on from one that came earlier in the log, whose key the rollout has.
         prompt_id: the trainer's own name of the prompt; None: not in the log. The prompt key does not depend on it.
         truncated: the response was cut at the length limit; None: the log does not say.
@@ -76,7 +80,7 @@ def read_log(
     """Stream the records of one log, in file order; see `read_logs`.
 
     Args:
-        path: a file, or a directory of dumps.
+        path: a file, a directory of dumps, or a saved state.
         tokenizer, format, skip_bad, on_bad, progress: as in `read_logs`.
 
     Returns:
@@ -110,7 +114,8 @@ def read_logs(
 
     Args:
         paths: at least one file or directory (its .jsonl, .jsonl.gz, .parquet and .pt files, in folders too; numbers in
-            names sort as numbers). Equal responses to one prompt and training step count on (`Rollout.ordinal`) across
+            names sort as numbers), or state that `das.save_state` has written (a prompt after another, the oldest epoch
+            first, keys as saved). Equal responses to one prompt and training step count on (`Rollout.ordinal`) across
             all of them.
         tokenizer: a tokenizer.json, for text logs; prompt and response are encoded apart, without special tokens.
         format: the format of all files, a name in `das.analysis.formats.FORMATS`; None: as their fields say.
@@ -149,7 +154,7 @@ def log_files(path: LogPath) -> list[Path]:
 
     Args:
         path: a file, or a directory; hidden files and folders inside it are left out, and so is what trainers write
-            beside rollouts (*_metadata.jsonl, val_data_step*.jsonl).
+            beside rollouts (*_metadata.jsonl, val_data_step*.jsonl). A saved state counts as a file.
 
     Returns:
         at least one path.
@@ -162,12 +167,16 @@ def log_files(path: LogPath) -> list[Path]:
     log = Path(path)
     if not log.exists():
         raise FileNotFoundError(f"{log}: no such log file or directory")
-    if not log.is_dir():
+    if not log.is_dir() or _is_state(log):
         return [log]
     files = sorted(_logs_below(log), key=lambda file: [_numeric_order(part) for part in file.relative_to(log).parts])
     if not files:
         raise LogError(f"{log}: the directory holds no logs ({', '.join(SUFFIXES)})", path=str(log))
     return files
+
+
+def _is_state(log: Path) -> bool:
+    return (log / HEAD_NAME).exists()
 
 
 def _logs_below(directory: Path) -> Iterator[Path]:
@@ -215,7 +224,7 @@ class _LogReader:
         for log, files in self._logs:
             self._num_bad, usable = 0, False
             for file in files:
-                for record in self._file_records(file):
+                for record in self._state_records(file) if _is_state(file) else self._file_records(file):
                     usable = True
                     yield record
             if not usable:
@@ -235,7 +244,7 @@ class _LogReader:
                 assert own is not None
                 if own.is_text and self._tokenizer is None:
                     self._tokenizer = self._load_tokenizer(own, file, line)
-                record = self._record(own.parse(row, file, self._tokenizer), own, f"{file}:{line}")
+                record = self._record(own.parse(row, file, self._tokenizer), own.name, f"{file}:{line}")
             except BadRow as bad:
                 self._leave_out(bad, file, line)
             else:
@@ -244,6 +253,14 @@ class _LogReader:
             self._leave_out(BadRow("the file holds no rows"), file, None)
         self._bytes_done += size_bytes
         self._report_position(0)
+
+    def _state_records(self, state: Path) -> Iterator[LogRecord]:
+        try:
+            rollouts = load_state(state).rollouts()
+        except StateError as error:
+            raise LogError(str(error), path=error.path) from error
+        for number, rollout in enumerate(rollouts, start=1):
+            yield self._record(ParsedRow(rollout=rollout, names_key=True), STATE_FORMAT, f"{state}:{number}")
 
     def _report_position(self, position: int) -> None:
         if self._progress is not None:
@@ -283,9 +300,9 @@ class _LogReader:
         )
         return tokenizer
 
-    def _record(self, row: ParsedRow, own: LogFormat, location: str) -> LogRecord:
+    def _record(self, row: ParsedRow, format_name: str, location: str) -> LogRecord:
         rollout = row.rollout
-        key = self._conversations.key(rollout)
+        key = rollout.key if row.names_key else self._conversations.key(rollout)
         is_later_turn = key != rollout.key
         if is_later_turn:
             rollout = with_changes(rollout, prompt_key=key)
@@ -296,7 +313,7 @@ class _LogReader:
             rollout=with_changes(rollout, ordinal=ordinal) if ordinal else rollout,
             sample=sample if row.sample is None else row.sample,
             location=location,
-            format=own.name,
+            format=format_name,
             is_later_turn=is_later_turn,
             prompt_id=row.prompt_id,
             truncated=row.truncated,

@@ -11,6 +11,7 @@ from das.commands.inspect import inspect
 from das.commands.latency import latency
 from das.commands.replay import replay
 from das.commands.simulate import simulate
+from das.commands.state import state
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
@@ -28,3 +29,4 @@ das.add_command(inspect)
 das.add_command(latency)
 das.add_command(replay)
 das.add_command(simulate)
+das.add_command(state)

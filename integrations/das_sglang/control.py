@@ -72,15 +72,42 @@ def das_forget(scheduler: Any) -> None:
     _drafting(scheduler).forget()
 
 
+def das_save_state(scheduler: Any, path: str) -> None:
+    """Save history, confidence and policy to a directory, only what changed since the last save; from the first rank.
+
+    Raises what `das.save_state` raises. The directory holds the state before then.
+    """
+    if _is_first_rank():
+        _drafting(scheduler).save(path)
+
+
+def das_load_state(scheduler: Any, path: str) -> None:
+    """Take in what `das_save_state` has saved, on every rank, which must all see the directory.
+
+    The policy's state is taken in where the policy is of the class that was saved.
+
+    Raises:
+        ValueError: as `das.load_state`, or a token is not in the model's vocabulary. Nothing changes then.
+    """
+    _drafting(scheduler).load(path)
+
+
 def das_statistics(scheduler: Any, path: str) -> None:
     """Write the statistics as JSON, from the first rank; `/server_info` has them, too."""
-    from sglang.srt.runtime_context import get_parallel
-
-    if get_parallel().tp_rank == 0:
+    if _is_first_rank():
         Path(path).write_text(json.dumps(_drafting(scheduler).statistics()), encoding="utf-8")
 
 
-METHODS: tuple[Callable[..., None], ...] = (das_push, das_new_training_step, das_configure, das_forget, das_statistics)
+METHODS: tuple[Callable[..., None], ...] = (
+    *(das_push, das_new_training_step, das_configure, das_forget),
+    *(das_save_state, das_load_state, das_statistics),
+)
+
+
+def _is_first_rank() -> bool:
+    from sglang.srt.runtime_context import get_parallel
+
+    return bool(get_parallel().tp_rank == 0)
 
 
 def _add_statistics(result: Any, controller: Any, state: dict[str, Any]) -> None:

@@ -109,6 +109,25 @@ class Drafting:
                     f"rollout {number} holds token {greatest}; the model's vocabulary has {self.vocabulary_size}"
                 )
 
+    def save(self, path: str) -> None:
+        """Save history, confidence and policy to a directory. Raises as `das.save_state`."""
+        das.save_state(path, drafter=self._drafter, policy=self._policy)
+
+    def load(self, path: str) -> None:
+        """Take in a saved state; that of the policy where it is of the same class.
+
+        Raises:
+            as `das.load_state`. ValueError: it holds a token that the model does not have. Nothing changes then.
+        """
+        saved = das.load_state(path)
+        if saved.greatest_token_id >= self.vocabulary_size:
+            raise ValueError(
+                f"{path}: it holds token {saved.greatest_token_id}; the model's vocabulary has {self.vocabulary_size}"
+            )
+        is_same_policy = saved.policy_name == type(self._policy).__name__
+        saved.restore(drafter=self._drafter, policy=self._policy if is_same_policy else None)
+        self.training_step.raise_to(saved.newest_step() or 0)
+
     def forget(self) -> None:
         """Begin anew, with drafting on: nothing in the history, nothing learned, nothing counted.
 

@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import das
@@ -36,6 +37,8 @@ class DasProposer:
         self.fault: str | None = None  # why drafting is off
         self.num_waiting = 0  # requests queued in the scheduler; set by the plugin before each step
         self._drafts_here = _drafts_on_this_rank(vllm_config.parallel_config)
+        self._saves_here = _is_first_rank(vllm_config.parallel_config)
+        self._data_parallel_rank = int(getattr(vllm_config.parallel_config, "data_parallel_rank", 0))
         self._is_deterministic = self.settings.deterministic or _schedules_on_each_rank(vllm_config.parallel_config)
         scheduler = vllm_config.scheduler_config
         limit = getattr(scheduler, "max_num_scheduled_tokens", None) or scheduler.max_num_batched_tokens
@@ -153,6 +156,26 @@ class DasProposer:
         logger.info("das drafts by %r from now on", self.policy)
         return repr(self.policy)
 
+    def save_state(self, path: str) -> dict[str, Any] | None:
+        """Save what this rank has learned, if it is the one that saves; see `das_save_state`."""
+        if not self._saves_here:
+            return None
+        self.flush()
+        return asdict(das.save_state(self._state_path(path), drafter=self.tracker.drafter, policy=self.policy))
+
+    def load_state(self, path: str) -> dict[str, Any]:
+        """Take in a saved state; see `das_load_state`. Raises as `das.load_state`; nothing changes then."""
+        saved = das.load_state(self._state_path(path))
+        is_same_policy = saved.policy_name == type(self.policy).__name__
+        saved.restore(drafter=self.tracker.drafter, policy=self.policy if is_same_policy else None)
+        for window in saved.windows:
+            self.tracker.note_step(window.prompt_key)
+        num_rollouts = sum([len(window.rollouts) for window in saved.windows])
+        return {"num_rollouts": num_rollouts, "is_policy_restored": is_same_policy}
+
+    def _state_path(self, path: str) -> str:
+        return path.replace("{data_parallel_rank}", str(self._data_parallel_rank))
+
     def statistics(self) -> dict[str, float | int | str | bool]:
         """Return counters under Prometheus-style names; see `das_vllm.statistics`."""
         return statistics(self)
@@ -206,6 +229,8 @@ def _schedules_on_each_rank(parallel_config: Any) -> bool:
 
 def _drafts_on_this_rank(parallel_config: Any) -> bool:
     """Whether the drafts of this rank are used: with one scheduler for all ranks, those of the first one are."""
-    if _schedules_on_each_rank(parallel_config):
-        return True
+    return _schedules_on_each_rank(parallel_config) or _is_first_rank(parallel_config)
+
+
+def _is_first_rank(parallel_config: Any) -> bool:
     return int(getattr(parallel_config, "rank", 0)) % int(parallel_config.tensor_parallel_size) == 0

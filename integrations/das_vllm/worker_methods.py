@@ -64,7 +64,38 @@ def das_statistics(worker: Any) -> dict[str, Any] | None:
     return None if proposer is None else proposer.statistics()
 
 
-WORKER_METHODS = (das_push_rollouts, das_new_training_step, das_set_policy, das_flush, das_statistics)
+def das_save_state(worker: Any, path: str) -> dict[str, Any] | None:
+    """Save history, confidence and policy to a directory, only what changed since the last save to it.
+
+    Args:
+        path: of the directory, where this worker runs; "{data_parallel_rank}" in it stands for that number, as every
+            replica needs one of its own. The first tensor-parallel rank saves, the others answer None.
+
+    Returns:
+        what was saved, by the names of `das.SaveSummary`.
+    """
+    proposer = _proposer(worker)
+    return proposer.save_state(path) if proposer is not None and proposer.is_drafting else None
+
+
+def das_load_state(worker: Any, path: str) -> dict[str, Any] | None:
+    """Take in what `das_save_state` has saved; return how many rollouts, and whether the policy's state was taken in.
+
+    It is where the policy is of the class that was saved. Rollouts that are known already stay.
+    """
+    proposer = _proposer(worker)
+    return proposer.load_state(path) if proposer is not None and proposer.is_drafting else None
+
+
+WORKER_METHODS = (
+    das_push_rollouts,
+    das_new_training_step,
+    das_set_policy,
+    das_save_state,
+    das_load_state,
+    das_flush,
+    das_statistics,
+)
 
 
 def _proposer(worker: Any) -> DasProposer | None:

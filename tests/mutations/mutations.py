@@ -42,6 +42,10 @@ SEQUENCE_LOGS = "das/analysis/formats/sequence_logs.py"
 TORCH_ARCHIVE = "das/analysis/containers/torch_archive.py"
 CONVERSATIONS = "das/analysis/conversations.py"
 LOGGED = "das/analysis/logged_request.py"
+CHECKED_FILE = "das/checked_file.py"
+SEGMENT = "das/rollout_segment.py"
+DIRECTORY = "das/state_directory.py"
+STATE = "das/state.py"
 
 TREE_TESTS = ("test_suffix_tree.py", "test_suffix_tree_machine.py", "test_suffix_tree_laws.py")
 HISTORY_TESTS = (
@@ -63,6 +67,7 @@ DRAFT_TESTS = (
     "test_drafting_rule.py",
     "test_drafter_errors.py",
 )
+STATE_TESTS = ("test_state.py", "test_state_files.py", "test_state_crashes.py", "test_state_machine.py")
 TESTS = {
     TREE: TREE_TESTS,
     PLACES: (*TREE_TESTS, *DRAFT_TESTS),
@@ -79,7 +84,7 @@ TESTS = {
     PROMPT_TREE: ("test_history_trees.py",),
     DRAFT_TREE: ("test_draft_tree.py",),
     LIVE: (*DRAFT_TESTS, "test_draft_tree.py"),
-    RECORD: HISTORY_TESTS,
+    RECORD: (*HISTORY_TESTS, "test_state.py"),
     HISTORY: HISTORY_TESTS,
     COMMON: ("test_common_text.py",),
     THROUGHPUT: ("test_budget.py", "test_widths.py"),
@@ -108,6 +113,10 @@ TESTS = {
     TORCH_ARCHIVE: ("test_torch_archive.py",),
     CONVERSATIONS: ("test_conversations.py",),
     LOGGED: ("test_conversations.py",),
+    CHECKED_FILE: STATE_TESTS,
+    SEGMENT: STATE_TESTS,
+    DIRECTORY: STATE_TESTS,
+    STATE: STATE_TESTS,
 }
 
 
@@ -371,16 +380,45 @@ MUTATIONS = [
              "a finished request's tokens are in its tree already"),
     Mutation(HISTORY, "dropped-rollout-stays", "        if rollout is None:\n            record.forget_running()",
              "        if rollout is None:\n            pass", "a response that is not kept is no evidence"),
-    Mutation(HISTORY, "busy-tree-evicted", "if key != keep and not self._prompts[key].open_requests]", "if key != keep]",
-             "prompts with open requests keep their tree"),
-    Mutation(HISTORY, "busy-rollouts-evicted", "if key != keep and not record.open_requests]", "if key != keep]",
-             "prompts with open requests keep their rollouts"),
+    Mutation(HISTORY, "busy-prompt-evicted", "if key != keep and not self._prompts[key].open_requests)", "if key != keep)",
+             "prompts with open requests keep their tree and their rollouts"),
+    Mutation(HISTORY, "restored-not-counted", "record.is_saved = is_first and num_expired == 0", "record.is_saved = True",
+             "what expired while it was loaded is still on disk"),
     Mutation(HISTORY, "evicted-tokens-counted", "num_tokens=-record.num_tokens", "num_tokens=0",
              "statistics tell what is held"),
     Mutation(HISTORY, "use-not-noted", "        self._prompts.move_to_end(key)\n", "",
              "the prompts used least recently go first"),
     Mutation(HISTORY, "tree-use-not-noted", "        if key in self._with_tree:\n            self._with_tree.move_to_end(key)",
              "        pass", "the trees used least recently go first"),
+    # ------------------------------------------------------------------------------------------------ saved states
+    Mutation(RECORD, "change-not-noted", "        self.is_saved = False\n        rollout = self._share_prompt(rollout)",
+             "        rollout = self._share_prompt(rollout)", "a save writes the prompts that changed"),
+    Mutation(RECORD, "prompt-bytes-not-given-back", "self.rollout_bytes -= self._prompt.nbytes + PROMPT_OVERHEAD_BYTES",
+             "self.rollout_bytes -= 0", "a prompt without rollouts costs nothing"),
+    Mutation(CHECKED_FILE, "renamed-before-synced", "            os.fsync(file.fileno())\n", "",
+             "a name must not appear on disk before what it names"),
+    Mutation(CHECKED_FILE, "directory-not-synced", "    sync_directory(path.parent)\n    return identity",
+             "    return identity", "a save that has returned outlasts a power failure"),
+    Mutation(CHECKED_FILE, "array-not-checked", "if zlib.crc32(data) != placed.checksum:", "if False:",
+             "a damaged array is found"),
+    Mutation(CHECKED_FILE, "mapped-not-checked", "        if checksum != placed.checksum:", "        if False:",
+             "damaged tokens are found"),
+    Mutation(SEGMENT, "texts-written-again", "places = dict(known)", "places: dict[int, Place] = {}",
+             "a rollout that stays is not written again"),
+    Mutation(SEGMENT, "negative-tokens-let-in", "if tokens.min() < 0:", "if tokens.min() < -(2**31):",
+             "a token id below 0 is none"),
+    Mutation(DIRECTORY, "older-window-counts", "            if num_rollouts:\n                found[key]",
+             "            if num_rollouts or True:\n                found[key]", "a forgotten prompt is forgotten"),
+    Mutation(DIRECTORY, "another-segment-taken", "if segment.identity != stored.identity:", "if False:",
+             "a segment of another state is found"),
+    Mutation(DIRECTORY, "written-without-lock", "fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)", "pass",
+             "one process writes at a time"),
+    Mutation(STATE, "forgotten-not-written", "for key in entries.keys() - prompt_keys:", "for key in ():",
+             "a prompt that was evicted does not come back"),
+    Mutation(STATE, "foreign-base", "before.save_id == history.saved_as and not", "history.saved_as is not None and not",
+             "what another process has saved is no base for what changed here"),
+    Mutation(STATE, "failure-not-noted", "            history.saved_as = None  # what was listed as saved is not\n", "",
+             "after a failed save the next one lacks nothing"),
     # ------------------------------------------------------------------------------------------------ the common text
     Mutation(DRAFT, "others-weigh-as-own", "WEIGHTS[:] = [1.0, 0.2] ", "WEIGHTS[:] = [1.0, 1.0] ",
              "other prompts' text is a weak hint"),
@@ -451,8 +489,8 @@ MUTATIONS = [
     Mutation(CURVE, "steps-without-the-bonus", "emitted * (1.0 - share + share * np.exp(-speed * per_token))",
              "emitted * (1.0 - share * np.exp(-speed * per_token))", "l - A(p)"),
     # ------------------------------------------------------------------------------------------------ simulation
-    Mutation(EVENTS, "training-does-not-wait", "batch.trained_ms = max(batch.ended_ms, before_ms) + self._train_ms",
-             "batch.trained_ms = batch.ended_ms + self._train_ms", "one training step after the other"),
+    Mutation(EVENTS, "training-does-not-wait", "batch.trained_ms = max(batch.ended_ms, before_ms) +",
+             "batch.trained_ms = batch.ended_ms +", "one training step after the other"),
     Mutation(EVENTS, "lag-off-by-one", "for number in range(min(self._lag + 1, len(self._batches))):",
              "for number in range(min(self._lag + 2, len(self._batches))):", "batch t waits for training on t - 1 - lag"),
     Mutation(EVENTS, "workers-learn-all", "                    if ended_on != number\n", "",

@@ -19,9 +19,11 @@ class ParsedRow:
     """What one row says; the rollout's ordinal and the conversation it belongs to are not known yet.
 
     Args: as of `das.analysis.logs.LogRecord`; `sample` is None where the row does not say.
+        names_key: the row says which prompt key the rollout has, and so to which conversation it belongs.
     """
 
     rollout: Rollout
+    names_key: bool = False
     sample: int | None = None
     prompt_id: str | None = None
     truncated: bool | None = None

@@ -19,6 +19,7 @@ _OPEN_INSTRUCT_IDS = ("prompt_tokens", "response_tokens")
 def _das_row(row: Row, _file: Path, _tokenizer: Any) -> ParsedRow:
     prompt, response = (token_ids(required(row, field), field) for field in _DAS_IDS)
     prompt_id, truncated = row.get("prompt_id"), row.get("truncated")
+    names_key = type(row.get("prompt_key")) is int  # a trainer's own field of that name may hold text
     return ParsedRow(
         rollout=Rollout(
             prompt_token_ids=prompt,
@@ -26,10 +27,12 @@ def _das_row(row: Row, _file: Path, _tokenizer: Any) -> ParsedRow:
             training_step=whole_number(row, "training_step"),
             reward=number(row.get("reward"), "reward"),
             request_id=text(row, "request_id"),
+            prompt_key=whole_number(row, "prompt_key", bits=64) if names_key else None,
             response_mask=mask(
                 row.get("response_mask"), "response_mask", num_tokens=len(response), of="response token"
             ),
         ),
+        names_key=names_key,
         sample=whole_number(row, "sample"),
         prompt_id=str(prompt_id) if type(prompt_id) is int else text(row, "prompt_id"),
         truncated=truncated if isinstance(truncated, bool) else None,
@@ -62,6 +65,7 @@ DAS = LogFormat(
         "training_step",
         "reward",
         "prompt_id",
+        "prompt_key",
         "sample",
         "request_id",
         "response_mask",
