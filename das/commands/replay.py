@@ -101,8 +101,8 @@ def replay(
       total               figures of everything
       batches             figures of each batch, with training_step (null: not known), group (from 0), is_complete
       history             {num_prompts, num_rollouts, num_tokens, num_trees, rollout_bytes, tree_bytes, common_bytes,
-                          num_added, num_restored (0), num_updated, num_late, num_expired, num_evicted_trees, num_evicted_rollouts,
-                          num_builds_ahead, num_builds_on_start}, at the end
+                          num_added, num_restored, num_updated, num_late, num_expired, num_evicted_trees,
+                          num_evicted_rollouts, num_builds_ahead, num_builds_on_start}, at the end
       plan_us, extend_us  the drafter's time for drafting, and for emitted tokens, per request and decode step
       generation_time     of the forwards of whole batches, by the latency model: {latency: {c_base_ms, c_tok_ms,
                           c_kv_ms, c_engine_ms}, with_drafts_s, without_drafts_s, speedup}
