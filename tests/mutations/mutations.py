@@ -92,7 +92,7 @@ TESTS = {
     DRAFTER: ("test_common_text.py",),
     REQUEST: ("test_common_text.py", "test_drafter_failures.py"),
     RELIABILITY: ("test_reliability.py",),
-    LOGS: ("test_logs.py", "test_log_errors.py", "test_log_formats.py"),
+    LOGS: ("test_logs.py", "test_log_errors.py", "test_log_formats.py", "test_conversations.py"),
     FORMATS: ("test_log_formats.py",),
     SEQUENCE_LOGS: ("test_log_formats.py",),
     TORCH_ARCHIVE: ("test_torch_archive.py",),
