@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from das._draft import CELL_MEMORY, CELLS_SHAPE, HISTOGRAM_SHAPE, HISTORY_MEMORY
 from das.reliability import Reliability, reliability_of
+from das.worker_states import checked_states
 
 Cells = npt.NDArray[np.float64]
 _SHAPES: dict[str, tuple[int, ...]] = {"hits": CELLS_SHAPE, "misses": CELLS_SHAPE, "explained": (2,)}
@@ -79,14 +80,7 @@ class Confidence:
 
         Complexity: O(states). Sums are made in order of size, so the order of the states changes no bit.
         """
-        checked = []
-        for position, state in enumerate(states):
-            try:
-                checked.append(_checked(state))
-            except (KeyError, ValueError) as error:
-                raise type(error)(f"states[{position}]: {error.args[0]}") from None
-        if not checked:
-            raise ValueError("states is empty; it must hold at least one state")
+        checked = checked_states(states, _checked)
         sums = {name: np.sort(np.stack([state[name] for state in checked]), axis=0).sum(axis=0) for name in _SHAPES}
         scale = CELL_MEMORY / np.maximum(sums["hits"] + sums["misses"], CELL_MEMORY)
         explained = sums["explained"] * (HISTORY_MEMORY / max(sums["explained"].sum(), HISTORY_MEMORY))

@@ -36,6 +36,7 @@ import numpy.typing as npt
 
 from das._hedge import EXPERTS, expect
 from das._rule import Rule
+from das.worker_states import checked_states
 
 Weights = npt.NDArray[np.float64]
 
@@ -129,14 +130,7 @@ class Hedge:
 
         Complexity: O(states). Sums are made in order of size, so the order of the states changes no bit.
         """
-        checked = []
-        for position, state in enumerate(states):
-            try:
-                checked.append(_checked(state))
-            except (KeyError, ValueError) as error:
-                raise type(error)(f"states[{position}]: {error.args[0]}") from None
-        if not checked:
-            raise ValueError("states is empty; it must hold at least one state")
+        checked = checked_states(states, _checked)
         weights, losses = (np.sort(np.stack(arrays), axis=0) for arrays in zip(*checked, strict=True))
         mean = np.exp(np.log(weights).mean(axis=0))
         self._set(mean / mean.sum(), losses.mean(axis=0))

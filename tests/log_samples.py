@@ -41,6 +41,12 @@ def verl(step: int, output: str = "it is it", **changes: object) -> dict[str, ob
     return {"input": "what is it", "output": output, "gts": None, "score": 1.0, "step": step, "acc": True} | changes
 
 
+def extent_of(log: Path, *, num_rows: int) -> dict[str, object]:
+    """What `--json` says of a log that was read whole, as token ids."""
+    extent = {"logs": [str(log)], "formats": {"das": num_rows}, "partial": False}
+    return extent | {"num_bad_rows": 0, "num_later_turns": 0}
+
+
 def parquet(path: Path, *rows: dict[str, object]) -> Path:
     pq.write_table(pa.Table.from_pylist(list(rows)), path)
     return path

@@ -46,7 +46,7 @@ das.throughput_budget das.makespan das.latency_presets das.length_classes
 das.budget das.lengths das.acceptance_curve das.latency
 das.history das.confidence das.hedge das.length_grid
 das.prompt_record das.common_text das.reliability das.metrics
-das.prompt_tree das.verify das.checked_file
+das.prompt_tree das.verify das.checked_file das.worker_states
 das._live_requests das.rollout
 das._draft_tree das._drafts das._rule
 das._hedge

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from command_runs import run_with_stderr_on_terminal, start
-from log_samples import write
+from log_samples import extent_of, write
 
 from das import PriceBudget
 from das.analysis import read_log
@@ -149,8 +149,7 @@ def test_json_is_what_the_library_returns(log: Path, capsys: pytest.CaptureFixtu
     assert found.pop("extend_us") > 0
     assert found.pop("generation_time")["speedup"] > 0
     del expected["plan_us"], expected["extend_us"]
-    extent = {"logs": [str(log)], "partial": False, "num_bad_rows": 0, "num_later_turns": 0, "formats": {"das": 2}}
-    assert found == extent | expected
+    assert found == extent_of(log, num_rows=len(rollouts)) | expected
     assert found["settings"]["policy"] == "PriceBudget(max_draft_tokens=4, min_survival=0.3)"
 
 

@@ -107,7 +107,7 @@ TESTS = {
     HEDGE_STATE: ("test_hedge.py",),
     REQUEST: ("test_common_text.py", "test_drafter_failures.py"),
     RELIABILITY: ("test_reliability.py",),
-    LOGS: ("test_logs.py", "test_log_errors.py", "test_log_formats.py"),
+    LOGS: ("test_logs.py", "test_log_errors.py", "test_log_formats.py", "test_conversations.py"),
     FORMATS: ("test_log_formats.py",),
     SEQUENCE_LOGS: ("test_log_formats.py",),
     TORCH_ARCHIVE: ("test_torch_archive.py",),
