@@ -296,6 +296,7 @@ def test_forgotten_prompts_are_forgotten(tmp_path):
         history.add(rollout(range(1000), 0, prompt=[number]))
         save_state(tmp_path, history=history)
     assert history.statistics().num_evicted_rollouts > 20
+    assert len(load_state(tmp_path).windows) == history.statistics().num_prompts
     assert contents(loaded(tmp_path)) == contents(history)
 
 
