@@ -151,7 +151,8 @@ cdef class SuffixTree:
         Args:
             prompt: handle from `add_prompt`; the prompt's last tokens are the context of the first token. 0: none.
             num_expected_tokens: about how many tokens it will get; memory is taken for them here, and for the other
-                open sequences to become as long, so that `extend` need not. A hint, as the constructor's.
+                open sequences to become as long, so that `extend` need not. A hint: never for more tokens than the
+                tree holds already, and for none where memory is short.
 
         Returns:
             the id for `extend`, `close` and `continuations`.
@@ -163,11 +164,16 @@ cdef class SuffixTree:
         Complexity: O(max_order + open sequences), beside the growing: O(1) a token expected.
         """
         cdef int32_t slot, handle
+        cdef int64_t num_tokens
         _check_expected(num_expected_tokens)
         with self.lock:
             handle = self.prompt_of(prompt)
             if num_expected_tokens > 0:
-                expect_tokens(&self.tree, num_expected_tokens + _still_expected(&self.tree, num_expected_tokens))
+                num_tokens = num_expected_tokens + _still_expected(&self.tree, num_expected_tokens)
+                try:
+                    expect_tokens(&self.tree, min(num_tokens, self.tree.num_text))
+                except MemoryError:
+                    pass                # a hint: there may be room enough for what comes
             slot = open_sequence(&self.tree, handle, RUNNING, 0)
             return (self.tree.sequences[slot].generation << SLOT_BITS) | slot
 

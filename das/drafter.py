@@ -115,6 +115,7 @@ class Drafter:
         with self.history.lock:
             if request_id in self._requests:
                 raise ValueError(f"request_id {request_id!r} is already running")
+            self.history.close_dropped()
             record = self.history.record_for(key)
             step = record.step_of_new_request(training_step)
             request = LiveRequest(prompt, key, record, step, NO_LIMIT if max_total_tokens is None else max_total_tokens)
@@ -243,7 +244,9 @@ class Drafter:
             if choose_width is not None:
                 width = 0
                 try:
-                    width = choose_width(expected_accepted(batch))
+                    chosen = choose_width(expected_accepted(batch))
+                    check_int(chosen, "width", below=1 << 31)
+                    width = int(chosen)
                 finally:
                     self._table.cut(rows, batch, width)
             if max_batch_draft_tokens is not None:
@@ -343,14 +346,18 @@ class Drafter:
             return counters
 
     def close(self) -> None:
-        """Forget all running requests, as `finish(keep=False)` does; also done when the drafter is dropped."""
+        """Forget all running requests, as `finish(keep=False)` does.
+
+        A drafter that is dropped is closed as well, with the next call that starts a request or looks at the history.
+        """
         with self.history.lock:
             for request_id in list(self._requests):
                 self.finish(request_id, keep=False)
 
     def __del__(self) -> None:
-        if hasattr(self, "_requests"):  # else its constructor raised
-            self.close()
+        # Here the history may be in the middle of any change, in this thread too: the collector comes as it likes.
+        if getattr(self, "_requests", None):  # none: its constructor raised, or nothing runs
+            self.history.close_later(self)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(

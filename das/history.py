@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from das.common_text import CommonText
 from das.metrics import AcceptanceCounters
@@ -58,6 +58,12 @@ class HistoryStatistics:
     num_evicted_rollouts: int = 0
     num_builds_ahead: int = 0
     num_builds_on_start: int = 0
+
+
+class Closeable(Protocol):
+    """A drafter, as far as a history knows it."""
+
+    def close(self) -> None: ...
 
 
 class RolloutHistory:
@@ -111,6 +117,7 @@ class RolloutHistory:
         self._common = CommonText(max_common_tokens)
         self._counts: Counter[str] = Counter()  # by field of HistoryStatistics
         self._finished: deque[tuple[int, ...]] = deque(maxlen=_NUM_FINISHED_KEPT)
+        self._dropped: deque[Closeable] = deque()  # drafters whose requests are still open
         _HISTORIES.add(self)
 
     def add(self, rollout: Rollout) -> bool:
@@ -130,6 +137,7 @@ class RolloutHistory:
         if not isinstance(rollout, Rollout):
             raise TypeError(f"rollout must be a Rollout, not {type(rollout).__name__}")
         with self.lock:
+            self.close_dropped()
             return self._add(rollout) is not None
 
     def add_many(self, rollouts: Iterable[Rollout]) -> int:
@@ -139,12 +147,14 @@ class RolloutHistory:
     def rollouts(self, prompt_key: int) -> tuple[Rollout, ...]:
         """Return the window's rollouts of a prompt, oldest epoch first; empty for an unknown prompt. O(rollouts)."""
         with self.lock:
+            self.close_dropped()
             record = self._prompts.get(prompt_key)
             return tuple(rollout for _, rollout in record.window()) if record else ()
 
     def prompt_keys(self) -> tuple[int, ...]:
         """Return the keys of the prompts that are known, least recently used first. O(prompts)."""
         with self.lock:
+            self.close_dropped()
             return tuple(self._prompts)
 
     def prepare(self, prompt_keys: Iterable[int]) -> None:
@@ -194,6 +204,7 @@ class RolloutHistory:
     def statistics(self) -> HistoryStatistics:
         """Return what is held and what was done. Complexity: O(1)."""
         with self.lock:
+            self.close_dropped()
             return HistoryStatistics(
                 **self._counts,
                 num_prompts=len(self._prompts),
@@ -204,6 +215,7 @@ class RolloutHistory:
     def memory_bytes(self) -> int:
         """Return the bytes held by rollouts and trees, as counted against `max_bytes`. Complexity: O(1)."""
         with self.lock:
+            self.close_dropped()
             return self._held_bytes()
 
     def __reduce__(self) -> NoReturn:
@@ -246,6 +258,15 @@ class RolloutHistory:
             history_explains_nothing: what prompts have is of no use.
         """
         return self._common.tree_for_start() if history_explains_nothing or len(record) == 0 else None
+
+    def close_later(self, dropped: Closeable) -> None:
+        """Close a drafter that nobody holds any more, once no change is under way. Needs no lock, and takes none."""
+        self._dropped.append(dropped)
+
+    def close_dropped(self) -> None:
+        """Close the drafters that were dropped. To be called before anything else that a call does."""
+        while self._dropped:
+            self._dropped.popleft().close()
 
     def finished_since(self, num_heard: int) -> tuple[int, list[tuple[int, ...]]]:
         """Return how many rollouts were ever new, and (prompt key, length, *counters) of those after `num_heard`."""

@@ -152,9 +152,11 @@ class _WidthChoice:
             longest = sum(expected > 0.0 for expected in expected_accepted)
             width = next((width for width in self._widths if width >= longest), self._widths[-1])
         else:
-            width = self._choose(self._running, expected_accepted, self._widths)
-            if isinstance(width, bool) or width not in self._widths:
-                raise ValueError(f"the policy's width is {width!r}; it must be one of {self._widths}")
+            chosen = self._choose(self._running, expected_accepted, self._widths)
+            is_int = isinstance(chosen, (int, np.integer)) and not isinstance(chosen, bool)
+            if not is_int or chosen not in self._widths:
+                raise ValueError(f"the policy's width is {chosen!r}; it must be one of {self._widths}")
+            width = int(chosen)
         self.width = width
         return width
 

@@ -1,9 +1,12 @@
 """RolloutHistory: when its trees are built, installed, rebuilt and dropped, and what is in them."""
 
+import gc
 import os
 import signal
 import time
 from concurrent.futures import Future
+from random import Random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -222,7 +225,52 @@ def test_a_dropped_drafter_lets_go_of_its_requests():
     drafter.start("a", prompt_token_ids=PROMPT, training_step=1)
     assert history.record_for(KEY).open_requests
     del drafter
+    history.statistics()
     assert not history.record_for(KEY).open_requests
+
+
+def test_drafters_collected_in_the_middle_of_any_change():
+    """Each is in a cycle with what drives it, as engines are, and requests of it run when the collector comes."""
+    random = Random(0)
+    history = RolloutHistory(max_bytes=12_000)
+    thresholds = gc.get_threshold()
+    try:
+        for step in range(150):
+            engine = SimpleNamespace(drafter=Drafter(history))
+            engine.drives = engine
+            gc.set_threshold(1)
+            for name in "abc":
+                engine.drafter.start(name, prompt_token_ids=[random.randrange(30)] * 4, training_step=step)
+            engine.drafter.extend_batch({"a": [1, 2, 3], "b": [1, 2, 4]})
+            engine.drafter.finish("b")
+            response = [random.randrange(9) for _ in range(30)]
+            history.add(rollout(response, step, prompt=[random.randrange(30)] * 4))
+            gc.set_threshold(*thresholds)
+    finally:
+        gc.set_threshold(*thresholds)
+    del engine
+    gc.collect()
+    found = history.statistics()
+    records = history._prompts.values()
+    assert not any(record.open_requests for record in records)
+    assert found.num_evicted_rollouts > 0
+    assert found.num_rollouts == sum(len(record) for record in records)
+    assert found.num_trees == sum(record.tree is not None for record in records)
+    assert found.tree_bytes == sum(record.tree.tree.memory_bytes() for record in records if record.tree)
+    assert found.rollout_bytes == sum(record.rollout_bytes for record in records)
+
+
+def test_room_for_responses_is_bounded_by_what_the_tree_holds():
+    history = filled(*(rollout(np.arange(2000) + key, 0, prompt=[key]) for key in range(10)), max_bytes=3_000_000)
+    history.add(rollout(np.arange(4000), 0, prompt=[99]))
+    drafter = Drafter(history)
+    for number in range(16):
+        drafter.start(str(number), prompt_token_ids=[99], training_step=1)
+    assert history.statistics().num_evicted_rollouts == 0
+    before = history.memory_bytes()
+    for number in range(16, 64):
+        drafter.start(str(number), prompt_token_ids=[99], training_step=1)
+    assert history.memory_bytes() < 1.5 * before
 
 
 def test_discarded_builds_are_never_built():

@@ -249,7 +249,7 @@ MUTATIONS = {
     "close": lambda checked: checked.close(last_open(checked)),
 }
 NEED_MEMORY = {  # at least so many times
-    **dict.fromkeys(("add_prompt", "add", "add behind a prompt", "open for a response", "extend"), 4),
+    **dict.fromkeys(("add_prompt", "add", "add behind a prompt", "extend"), 4),
     "open": 1,
 }
 
@@ -266,6 +266,10 @@ def test_failing_allocation_changes_nothing(name):
             assert n >= NEED_MEMORY.get(name, 0)
             return
     pytest.fail("the call never succeeded")
+
+
+def test_room_for_a_response_is_gone_without_where_there_is_none():
+    assert fail_until_done(prepared(), 0, MUTATIONS["open for a response"]) == 0
 
 
 def fail_until_done(checked, n, call):

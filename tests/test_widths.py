@@ -158,7 +158,7 @@ def test_bad_widths_change_nothing(widths, error, message):
     assert drafter.counters("a").num_accepted_tokens == 4
 
 
-@pytest.mark.parametrize("width", [4, None, True, "7"])
+@pytest.mark.parametrize("width", [4, None, True, "7", 7.0, np.float64(7)])
 def test_a_policy_with_a_width_of_its_own_is_told(width):
     class Stubborn(FixedBudget):
         def choose_width(self, requests, expected_accepted, widths):
@@ -169,6 +169,27 @@ def test_a_policy_with_a_width_of_its_own_is_told(width):
         plan_step(drafter, ["a"], policy=Stubborn(8), widths=(1, 7))
     drafter.extend("a", LONG[:2])  # no draft is pending
     assert drafter.counters("a").num_drafted_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("width", "error"),
+    [
+        *((width, ValueError) for width in (-1, -5, 1 << 40, 1 << 63)),
+        *((width, TypeError) for width in (1.5, "x", None, True)),
+    ],
+)
+def test_a_width_that_is_none_leaves_no_drafts(width, error):
+    drafter = crowd("a")
+    with pytest.raises(error, match="width"):
+        drafter.draft(["a"], max_draft_tokens=[8], min_survival=[0.0], choose_width=lambda expected: width)
+    drafter.extend("a", LONG[:2])
+    assert drafter.counters("a").num_drafted_tokens == 0
+
+
+def test_a_width_may_be_a_numpy_integer():
+    drafter = crowd("a")
+    drafts = drafter.draft(["a"], max_draft_tokens=[8], min_survival=[0.0], choose_width=lambda expected: np.int64(3))
+    assert len(drafts["a"]) == 3
 
 
 # ---------------------------------------------------------------- replay
