@@ -433,6 +433,7 @@ def test_expected_tokens_fit_without_growing():
 def test_open_sequences_fit_without_growing():
     tree = SuffixTree()
     order = random.Random(0)
+    tree.add([order.randrange(60) for _ in range(4_000)])  # room is made for as much at most
     sequences = [tree.open(num_expected_tokens=1_000) for _ in range(4)]
     before = tree.memory_bytes()
     for _ in range(40):  # with 400 tokens each, all together are longer than one was expected to be
