@@ -21,7 +21,7 @@ demo: .venv/.das-analysis
 	.venv/bin/das replay $(EXAMPLE) --policy price
 
 test: .venv/.das-test
-	.venv/bin/python -m pytest -q -n auto --maxprocesses 8 --dist loadfile $(ARGS)
+	.venv/bin/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal $(ARGS)
 
 test-vllm: $(VLLM)/.das
 	$(VLLM)/bin/python -m pytest -q -m vllm tests/engine_vllm $(ARGS)

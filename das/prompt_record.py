@@ -260,7 +260,7 @@ class PromptRecord:
             self._by_response_hash[rollout.response_hash] = same
         else:
             del self._by_response_hash[rollout.response_hash]
-        if rollout.request_id is not None and self._by_request_id[rollout.request_id] == serial:
+        if rollout.request_id is not None and self._by_request_id.get(rollout.request_id) == serial:
             del self._by_request_id[rollout.request_id]
         self.rollout_bytes -= self._bytes_of(rollout)
         self.num_tokens -= len(rollout.response_token_ids)

@@ -305,3 +305,15 @@ def test_what_runs_in_one_process_cannot_be_copied_and_says_what_to_keep(copied)
     confidence = Confidence()
     confidence.load_state(pickle.loads(pickle.dumps(drafter.confidence.state())))
     Drafter(advised, confidence=confidence).start("a", prompt_token_ids=PROMPT)
+
+
+def test_an_id_that_two_rollouts_were_given_later_leaves_with_both():
+    history = filled(
+        *(rollout(response, 1) for response in ([5], [4])),
+        *(rollout(response, 1, request_id="c") for response in ([4], [5])),
+        rollout([7], 2),
+        window_epochs=1,
+    )
+    assert stored(history) == [(2, [7])]
+    history.add(rollout([5], 2, request_id="c"))
+    assert stored(history) == [(2, [7]), (2, [5])]
