@@ -38,6 +38,11 @@ BAD_ROWS = [
     (row(training_step="3"), "training_step", "training_step must be an integer, .* not '3'"),
     (row(training_step=3.0), "training_step", "training_step must be an integer, .* not 3.0"),
     (row(training_step=-1), "training_step", r"training_step must be an integer, 0 <= .* not -1"),
+    (
+        row(training_step=2**62),
+        "training_step",
+        r"training_step must be an integer, .*2\*\*62, not 4611686018427387904",
+    ),
     (row(training_step=2**63), "training_step", "training_step must be an integer"),
     (row(sample=True), "sample", "sample must be an integer, .* not True"),
     (row(reward="high" * 1000), "reward", "reward must be a number, not 'high"),
