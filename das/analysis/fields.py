@@ -117,5 +117,8 @@ def field_names(fields: Iterable[str]) -> str:
 
 def shown(value: object) -> str:
     """Return a value for a message, shortened."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except RecursionError:
+        text = f"a {type(value).__name__} nested too deep to show"
     return text if len(text) <= 120 else f"{text[:120]}..."
