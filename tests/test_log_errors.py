@@ -38,6 +38,11 @@ BAD_ROWS = [
     (row(training_step="3"), "training_step", "training_step must be an integer, .* not '3'"),
     (row(training_step=3.0), "training_step", "training_step must be an integer, .* not 3.0"),
     (row(training_step=-1), "training_step", r"training_step must be an integer, 0 <= .* not -1"),
+    (
+        row(training_step=2**62),
+        "training_step",
+        r"training_step must be an integer, .*2\*\*62, not 4611686018427387904",
+    ),
     (row(training_step=2**63), "training_step", "training_step must be an integer"),
     (row(sample=True), "sample", "sample must be an integer, .* not True"),
     (row(reward="high" * 1000), "reward", "reward must be a number, not 'high"),
@@ -262,6 +267,44 @@ def test_parquet_text_that_is_not_utf8(tmp_path: Path) -> None:
     with pytest.raises(LogError, match=r"l\.parquet:2: a column cannot be decoded: .*utf-8"):
         list(read_log(tmp_path / "l.parquet"))
     assert len(read_skipping(tmp_path / "l.parquet")[0]) == 2
+
+
+@pytest.mark.parametrize("field", ["reward", "training_step", "prompt_id"])
+@pytest.mark.parametrize(
+    ("arrow_type", "value"),
+    [
+        (pa.date32(), 2**30),
+        (pa.date64(), 86_400_000 * 10**11),
+        (pa.duration("s"), 2**62),
+        (pa.duration("us"), 2**62),
+        (pa.duration("ns"), 2**62 + 1),
+        (pa.time64("us"), 2**62),
+        (pa.timestamp("us"), 2**62),
+        (pa.timestamp("ns"), 2**62 + 1),
+        (pa.timestamp("s", tz="+25:00"), 5),
+    ],
+    ids=str,
+)
+def test_parquet_times_beyond_those_of_python(tmp_path: Path, arrow_type: pa.DataType, value: int, field: str) -> None:
+    stored = pa.array([None, value, None], pa.int32() if arrow_type.bit_width == 32 else pa.int64()).view(arrow_type)
+    table = pa.Table.from_pylist([row()] * 3)
+    fields = [name for name in table.column_names if name != field]
+    pq.write_table(table.select(fields).append_column(field, stored), tmp_path / "l.parquet")
+    records, bad = read_skipping(tmp_path / "l.parquet")
+    assert (len(records), [error.line for error in bad]) == (2, [2])
+
+
+def test_a_damaged_byte_anywhere_in_parquet_is_an_error_of_the_log(tmp_path: Path) -> None:
+    path = parquet(tmp_path / "l.parquet", row())
+    whole, messages = path.read_bytes(), []
+    for position in range(0, len(whole), 5):
+        path.write_bytes(whole[:position] + b"\xff" + whole[position + 1 :])
+        try:
+            list(read_log(path, progress=lambda done, total: None))
+        except LogError as error:
+            messages.append(str(error))
+    assert len(messages) > 50
+    assert all("l.parquet:" in message for message in messages)
 
 
 # verl dumps.

@@ -105,6 +105,27 @@ def test_every_format_has_a_sample() -> None:
     assert all(FORMATS[name].trainer and FORMATS[name].name == name for name in FORMATS)
 
 
+STEP_FIELDS = {"training_step", "export_step", "step", "head_version"}
+
+
+@pytest.mark.parametrize("step", [2**62, 2**63 - 1, 2**63, 10**40])
+@pytest.mark.parametrize("arrival", [arrival for arrival in ARRIVALS if arrival[6] is not None], ids=lambda a: a[0])
+def test_a_training_step_that_no_rollout_takes_is_a_bad_row(tmp_path: Path, arrival: tuple, step: int) -> None:
+    """Wherever a format has its training step: in a field, or in the name of its file."""
+    _, _, fields, *_ = arrival
+    path = write(tmp_path / f"step{step}.jsonl", fields | dict.fromkeys(STEP_FIELDS & fields.keys(), step))
+    with pytest.raises(
+        LogError, match=rf"jsonl:1: .*(step|version|name) must be an integer, .*2\*\*62, not {step}"
+    ) as caught:
+        list(read_log(path, tokenizer=word_tokenizer(tmp_path)))
+    assert caught.value.line == 1
+
+
+def test_the_largest_training_step_arrives(tmp_path: Path) -> None:
+    [record] = read_log(write(tmp_path / "1.jsonl", row(training_step=2**62 - 1, prompt_key=2**64 - 1)))
+    assert (record.rollout.training_step, record.rollout.key) == (2**62 - 1, 2**64 - 1)
+
+
 def test_nemo_rl_values_may_come_as_lists_of_one(tmp_path: Path) -> None:
     plain = nemo_rl()
     wrapped = {name: [value] for name, value in plain.items()}

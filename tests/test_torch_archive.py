@@ -133,10 +133,38 @@ def test_damaged_bytes_never_end_in_anything_but_an_error_of_the_log(tmp_path):
     assert len(outcomes) >= 3
 
 
+def test_a_damaged_byte_anywhere_around_the_pickle_is_an_error_of_the_log(tmp_path):
+    """Offsets that lead nowhere, entries marked as encrypted, compressed or of a later version, names that are none."""
+    whole = archive(tmp_path / "3.pt", dump([sample([1, 2])])).read_bytes()
+    messages = set()
+    for position in (*range(whole.index(b"\x80\x02")), *range(whole.index(b"PK\x01\x02"), len(whole))):
+        for value in (1, 0xFF):
+            (tmp_path / "3.pt").write_bytes(whole[:position] + bytes([value]) + whole[position + 1 :])
+            try:
+                list(read_log(tmp_path / "3.pt"))
+            except LogError as error:
+                messages.add(str(error))
+    assert all("3.pt:" in message for message in messages)
+    for what in ("encrypted", "zip file version", "Invalid argument", "not compressed"):
+        assert any(what in message for message in messages), what
+
+
+@pytest.mark.parametrize("field", ["tokens", "response_length", "reward", "loss_mask", "status"])
+def test_values_nested_without_end_are_bad_rows(tmp_path, field):
+    deep = b"](" * 5000 + b"K\x01" + b"e" * 5000
+    marker = pickle.dumps("marker", protocol=2)[2:-3]  # without protocol, memo and stop
+    pickled = dump([sample([1, 2]), sample([1, 2]) | {field: "marker"}, sample([1, 3])])
+    assert pickled.count(marker) == 1
+    records, bad = opened(pickled.replace(marker, deep), tmp_path)
+    assert responses(records) == [[2], [3]]
+    assert [(error.line, error.field) for error in bad] == [(2, field)]
+    assert "a list nested too deep to show" in str(bad[0])
+
+
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("text", None, "not an archive that torch.save wrote, or one that is cut off"),
+        ("text", None, "not an archive that torch.save wrote, or a damaged one"),
         ("compressed", {"compression": zipfile.ZIP_DEFLATED}, "must hold one data.pkl, not compressed"),
         ("none", {"names": ("dump/other.pkl",)}, "must hold one data.pkl"),
         ("two", {"names": ("a/data.pkl", "b/data.pkl")}, "must hold one data.pkl"),

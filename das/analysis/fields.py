@@ -56,8 +56,8 @@ def encoded(text: Any, field: str, tokenizer: Any) -> npt.NDArray[np.int32]:
     return token_ids(ids, field)
 
 
-def whole_number(row: Row, field: str, *, bits: int = 63) -> int | None:
-    """Return an integer of so many bits, without a sign; None where the field is absent or null."""
+def whole_number(row: Row, field: str, *, bits: int = 62) -> int | None:
+    """Return an integer of so many bits (62: a training step's), without a sign; None: the field is absent or null."""
     value = row.get(field)
     if value is None:
         return None
@@ -117,5 +117,8 @@ def field_names(fields: Iterable[str]) -> str:
 
 def shown(value: object) -> str:
     """Return a value for a message, shortened."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except RecursionError:
+        text = f"a {type(value).__name__} nested too deep to show"
     return text if len(text) <= 120 else f"{text[:120]}..."

@@ -31,6 +31,7 @@ def parquet_rows(file: Path, *, columns: Collection[str], report: Callable[[int]
     with open(file, "rb") as raw:
         try:
             table = parquet.ParquetFile(raw, **_READING)
+            total_rows = max(1, table.metadata.num_rows)  # 0 in a damaged file that holds rows all the same
             names = table.schema_arrow.names
             chosen = [name for name in names if name in columns]
             if not chosen:
@@ -40,14 +41,14 @@ def parquet_rows(file: Path, *, columns: Collection[str], report: Callable[[int]
                 for position in range(batch.num_rows):
                     num_rows += 1
                     yield num_rows, _row(batch, position)
-                report(size_bytes * num_rows // table.metadata.num_rows)
-        except (pyarrow.ArrowException, OSError) as error:
+                report(min(size_bytes, size_bytes * num_rows // total_rows))
+        except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:  # the last: the name of a column
             yield num_rows + 1, BadRow(f"not readable as Parquet from here on: {error}")
 
 
 def _row(batch: Any, position: int) -> Row | BadRow:
     try:
         row: Row = batch.slice(position, 1).to_pylist()[0]
-    except ValueError as error:  # text that is not UTF-8
+    except (ValueError, OverflowError) as error:  # text that is not UTF-8; a date or duration that Python lacks
         return BadRow(f"a column cannot be decoded: {error}")
     return row

@@ -59,8 +59,8 @@ def torch_rows(file: Path, *, report: Callable[[int], None]) -> NumberedRows:
                     report(raw.tell())
         except BadRow as bad:
             yield num_samples + 1, bad
-        except zipfile.BadZipFile as error:
-            yield num_samples + 1, BadRow(f"not an archive that torch.save wrote, or one that is cut off: {error}")
+        except (zipfile.BadZipFile, OSError, RuntimeError) as error:  # OSError, too, where an offset leads nowhere
+            yield num_samples + 1, BadRow(f"not an archive that torch.save wrote, or a damaged one: {error}")
         except (struct.error, IndexError, TypeError, ValueError, EOFError) as error:
             yield num_samples + 1, BadRow(f"the pickle in the archive is damaged: {error}")
 

@@ -52,16 +52,20 @@ def _nemo_rl_row(row: Row, file: Path, _tokenizer: Any) -> ParsedRow:
         raise BadRow(f"input_lengths is {shown(length)}; {rule}", "input_lengths")
     generated = _generated(plain, "token_loss_mask", num_tokens=len(ids))
     prompt, response, response_mask = split_sequence(ids[:length], generated[:length], "token_loss_mask")
-    named = re.search(r"step(\d+)", file.name)
     return ParsedRow(
         rollout=Rollout(
             prompt_token_ids=prompt,
             response_token_ids=response,
-            training_step=int(named[1]) if named else None,
+            training_step=_step_named_by(file),
             reward=number(plain.get("rewards"), "rewards"),
             response_mask=response_mask,
         )
     )
+
+
+def _step_named_by(file: Path) -> int | None:
+    named, field = re.search(r"step(\d+)", file.name), "the step in the file's name"
+    return None if named is None else whole_number({field: int(named[1])}, field)
 
 
 def _unwrapped(value: Any) -> Any:
