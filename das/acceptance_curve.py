@@ -13,6 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from das.checked_values import check_state, checked_number, checked_numbers
+from das.rollout import check_int
+
 Numbers = npt.ArrayLike
 FloatArray = npt.NDArray[np.float64]
 
@@ -207,9 +210,10 @@ class AcceptanceEstimator:
         """Replace what was learned by `state`. Of more than `max_prompts` prompts, those seen last are kept.
 
         Raises:
-            KeyError: a part is missing. ValueError: a wrong shape, numbers that no rollouts add up to, or a key twice.
-            Nothing changes then.
+            KeyError: a part is missing. TypeError: no mapping, or something else than numbers. ValueError: a wrong
+            shape, numbers that no rollouts add up to, or a key twice. Nothing changes then.
         """
+        check_state(state)
         bins = _checked_sums(state["bins"], "bins", (_NUM_BINS, _NUM_FIELDS))
         cohort = _checked_sums(state["cohort"], "cohort", (_NUM_FIELDS,))
         num_in_cohort = state["num_in_cohort"]
@@ -217,10 +221,18 @@ class AcceptanceEstimator:
             raise ValueError(f"num_in_cohort is {num_in_cohort!r}; it must be an int that is at least 0")
         if (num_in_cohort > 0) != (cohort[2] > 0):
             raise ValueError(f"num_in_cohort is {num_in_cohort}, which does not go with cohort, {cohort.tolist()}")
+        if not isinstance(state["prompt_keys"], (list, tuple)):
+            raise TypeError(f"prompt_keys must be a list, not {type(state['prompt_keys']).__name__}")
+        for key in state["prompt_keys"]:
+            check_int(key, "prompt_keys, an entry,", below=1 << 64)
         keys = [int(key) for key in state["prompt_keys"]]
         if len(set(keys)) != len(keys):
             raise ValueError("prompt_keys names a prompt twice")
-        prompts = _checked_sums(state["prompts"] or np.zeros((0, _NUM_FIELDS)), "prompts", (len(keys), _NUM_FIELDS))
+        prompts = np.zeros((0, _NUM_FIELDS))
+        if keys:
+            prompts = _checked_sums(state["prompts"], "prompts", (len(keys), _NUM_FIELDS))
+        elif not isinstance(state["prompts"], (list, tuple)) or state["prompts"]:
+            raise ValueError("prompts is no empty list, though prompt_keys is; they describe the same prompts")
         keys, prompts = keys[-self.max_prompts :], prompts[-self.max_prompts :]
         self._bins, self._cohort, self._num_in_cohort = bins, cohort, num_in_cohort
         self._prompt_rows = {key: row for row, key in enumerate(keys, start=1)}
@@ -296,9 +308,7 @@ def _sums(
 
 
 def _checked_sums(values: Any, name: str, shape: tuple[int, ...]) -> FloatArray:
-    sums = np.array(values, np.float64)
-    if sums.shape != shape:
-        raise ValueError(f"{name} has shape {sums.shape}; it must be {shape}")
+    sums = checked_numbers(values, name, shape=shape)
     weights, emitted, drafted, accepted = np.moveaxis(sums, -1, 0)
     good = (
         (sums >= 0).all() and np.isfinite(sums).all() and (accepted <= np.minimum(drafted, emitted) * (1 + 1e-6)).all()
@@ -309,11 +319,10 @@ def _checked_sums(values: Any, name: str, shape: tuple[int, ...]) -> FloatArray:
 
 
 def _start(value: Any, name: str, least: float, most: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise TypeError(f"{name} must be a number, not {type(value).__name__}")
-    if not least <= value <= most:
+    number = checked_number(value, name)
+    if not least <= number <= most:
         raise ValueError(f"{name} is {value}; it must be {least:g} <= {name} <= {most:g}")
-    return float(value)
+    return number
 
 
 def _at_least_1(value: Any, name: str) -> int:

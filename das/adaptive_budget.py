@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from das.budget import BudgetPolicy, FloatArray, IntArray, RunningRequests, check_draft_length
+from das.checked_values import check_state, checked_number, checked_numbers
 from das.latency import DEFAULT_LATENCY, LatencyModel
 
 
@@ -81,7 +82,8 @@ class AimdBudget:
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Accept the state of such a policy, which is empty."""
+        """Accept the state of such a policy, which is empty. Raises TypeError: no mapping."""
+        check_state(state)
 
     def __repr__(self) -> str:
         return _shown("aimd", self, "max_draft_tokens", "first_draft_tokens")
@@ -118,7 +120,8 @@ class BatchThresholdBudget:
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Accept the state of such a policy, which is empty."""
+        """Accept the state of such a policy, which is empty. Raises TypeError: no mapping."""
+        check_state(state)
 
     def __repr__(self) -> str:
         return _shown("batch-threshold", self, "max_running", "max_draft_tokens")
@@ -203,15 +206,16 @@ class GoodputBudget:
         """Replace what was learned by `state`.
 
         Raises:
-            KeyError: a part is missing. TypeError, ValueError: no numbers, or not 0 <= accepted <= decided < infinity.
-            Nothing changes then.
+            KeyError: a part is missing. TypeError, ValueError: no mapping, no numbers, or not 0 <= accepted <= decided
+            < infinity. Nothing changes then.
         """
-        accepted, decided = state["accepted"], state["decided"]
+        check_state(state)
+        accepted, decided = (checked_number(state[name], name) for name in ("accepted", "decided"))
         if not 0 <= accepted <= decided < math.inf:
             raise ValueError(
                 f"accepted is {accepted}, decided {decided}; it must be 0 <= accepted <= decided < infinity"
             )
-        self._accepted, self._decided = float(accepted), float(decided)
+        self._accepted, self._decided = accepted, decided
 
     def __repr__(self) -> str:
         return _shown("goodput", self, "latency", "max_draft_tokens", "first_acceptance")
@@ -329,19 +333,23 @@ class BanditBudget:
         """Replace what was learned by `state`, of a policy with as many buckets and lengths.
 
         Raises:
-            KeyError: a part is missing. TypeError, ValueError: a wrong shape, or rewards that are no positive numbers.
-            Nothing changes then.
+            KeyError: a part is missing. TypeError, ValueError: no mapping, a wrong shape, or rewards that are no
+            positive numbers. Nothing changes then.
         """
+        check_state(state)
         num_choices = _check_count(state["num_choices"], "num_choices")
-        if [len(bucket) for bucket in state["rewards"]] != [len(self.draft_lengths)] * len(self.first_of_bucket):
+        buckets = state["rewards"]
+        shape = [len(self.draft_lengths)] * len(self.first_of_bucket)
+        if not isinstance(buckets, (list, tuple)) or [_num_lists(bucket) for bucket in buckets] != shape:
             raise ValueError("rewards has another shape; it must have a list a bucket, of a list a draft length")
         loaded = [[_Rewards(self.window) for _ in bucket] for bucket in self._rewards]
-        for of_bucket, given in zip(loaded, state["rewards"], strict=True):
+        for of_bucket, given in zip(loaded, buckets, strict=True):
             for rewards, values in zip(of_bucket, given, strict=True):
-                if not all(0 < value < math.inf for value in values):
+                numbers = checked_numbers(values, "rewards", shape=(None,)).tolist()
+                if not all(0 < number < math.inf for number in numbers):
                     raise ValueError("rewards holds a value that is not a positive number")
-                for value in values:
-                    rewards.add(float(value))
+                for number in numbers:
+                    rewards.add(number)
         self._rewards, self._num_choices, self._open_step = loaded, num_choices, None
 
     def __repr__(self) -> str:
@@ -431,11 +439,15 @@ def _at_least_1(value: int, name: str) -> int:
 
 
 def _check_share(value: Any, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a number, not {type(value).__name__}")
-    if not 0 <= value <= 1:
+    share = checked_number(value, name)
+    if not 0 <= share <= 1:
         raise ValueError(f"{name} is {value}; it must be 0 <= {name} <= 1")
-    return float(value)
+    return share
+
+
+def _num_lists(bucket: Any) -> int | None:
+    """Return of how many lists a bucket of a state consists; None: it is no list."""
+    return len(bucket) if isinstance(bucket, (list, tuple)) else None
 
 
 def _shown(name: str, policy: BudgetPolicy, *settings: str) -> str:

@@ -15,6 +15,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from das.checked_values import check_state, checked_number
+
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 KeyArray = npt.NDArray[np.uint64]
@@ -147,7 +149,8 @@ class _ConstantBudget:
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Accept the state of a constant budget, which is empty."""
+        """Accept the state of a constant budget, which is empty. Raises TypeError: no mapping."""
+        check_state(state)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(max_draft_tokens={self.max_draft_tokens}, min_survival={self.min_survival:g})"
@@ -244,8 +247,7 @@ def check_draft_length(num_tokens: int, name: str = "max_draft_tokens") -> int:
 
 
 def check_min_survival(min_survival: float) -> float:
-    if isinstance(min_survival, bool) or not isinstance(min_survival, (int, float)):
-        raise TypeError(f"min_survival must be a number, not {type(min_survival).__name__}")
-    if not 0.0 <= min_survival <= 1.0:
+    number = checked_number(min_survival, "min_survival")
+    if not 0.0 <= number <= 1.0:
         raise ValueError(f"min_survival is {min_survival}; it must be 0 <= min_survival <= 1")
-    return float(min_survival)
+    return number

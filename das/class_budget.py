@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from das.budget import FinishedRollouts, FloatArray, IntArray, RunningRequests, check_draft_length, check_min_survival
+from das.checked_values import check_state
 from das.length_classes import LengthClasses
 
 
@@ -81,7 +82,14 @@ class LengthClassBudget:
         return {"classes": self.classes.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Replace what was learned by `state`. Raises KeyError or as `LengthClasses.load_state`; no change then."""
+        """Replace what was learned by `state`.
+
+        Raises:
+            KeyError: a part is missing. TypeError, ValueError: no mapping; as `LengthClasses.load_state`. Nothing
+            changes then.
+        """
+        check_state(state)
+        check_state(state["classes"], "classes")
         self.classes.load_state(state["classes"])
         self._untold.clear()
         self._has_new_rollouts = True

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from das._draft import CELL_MEMORY, CELLS_SHAPE, HISTOGRAM_SHAPE, HISTORY_MEMORY
+from das.checked_values import check_state, checked_numbers
 from das.reliability import Reliability, reliability_of
 from das.worker_states import checked_states
 
@@ -58,9 +59,10 @@ class Confidence:
         """Replace what was learned by `state`.
 
         Raises:
-            KeyError: an array is missing. ValueError: wrong shape, or a count that is not 0 <= count < 2**62.
-            Nothing changes then.
+            KeyError: an array is missing. TypeError: no mapping, or an array of something else than numbers.
+            ValueError: wrong shape, or a count that is not 0 <= count < 2**62. Nothing changes then.
         """
+        check_state(state)
         self._set(_checked(state))
 
     def merge(self, states: Iterable[Mapping[str, npt.ArrayLike]]) -> None:
@@ -76,7 +78,8 @@ class Confidence:
             states: at least one. What this object learned is replaced as well: to keep it, give its `state()`, too.
 
         Raises:
-            ValueError: no states. KeyError, ValueError: as `load_state`, naming the position. Nothing changes then.
+            TypeError, ValueError: no states. KeyError, TypeError, ValueError: as `load_state`, naming the position.
+            Nothing changes then.
 
         Complexity: O(states). Sums are made in order of size, so the order of the states changes no bit.
         """
@@ -118,9 +121,7 @@ def _checked(state: Mapping[str, npt.ArrayLike]) -> dict[str, Cells]:
 
 
 def _counts(array: npt.ArrayLike, name: str) -> Cells:
-    cells = np.asarray(array, dtype=np.float64)
-    if cells.shape != _SHAPES[name]:
-        raise ValueError(f"{name} has shape {cells.shape}; it must be {_SHAPES[name]}")
+    cells = checked_numbers(array, name, shape=_SHAPES[name])
     if not ((cells >= 0).all() and (cells < _MAX_COUNT).all()):
         raise ValueError(f"{name} holds a count that is not 0 <= count < 2**62")
     return cells

@@ -36,6 +36,7 @@ import numpy.typing as npt
 
 from das._hedge import EXPERTS, expect
 from das._rule import Rule
+from das.checked_values import check_state, checked_numbers
 from das.worker_states import checked_states
 
 Weights = npt.NDArray[np.float64]
@@ -111,9 +112,11 @@ class Hedge:
         """Replace what was learned by `state`.
 
         Raises:
-            KeyError: an array is missing. ValueError: wrong shape, weights that are not positive or do not add up to 1,
-            or losses that are not 0..1. Nothing changes then.
+            KeyError: an array is missing. TypeError: no mapping, or an array of something else than numbers.
+            ValueError: wrong shape, weights that are not positive or do not add up to 1, or losses that are not 0..1.
+            Nothing changes then.
         """
+        check_state(state)
         self._set(*_checked(state))
 
     def merge(self, states: Iterable[Mapping[str, npt.ArrayLike]]) -> None:
@@ -126,7 +129,8 @@ class Hedge:
             states: at least one. What this object learned is replaced as well: to keep it, give its `state()`, too.
 
         Raises:
-            ValueError: no states. KeyError, ValueError: as `load_state`, naming the position. Nothing changes then.
+            TypeError, ValueError: no states. KeyError, TypeError, ValueError: as `load_state`, naming the position.
+            Nothing changes then.
 
         Complexity: O(states). Sums are made in order of size, so the order of the states changes no bit.
         """
@@ -160,11 +164,9 @@ _MAX_LEARNING_RATE = 100.0  # beyond, weights would leave the range of doubles
 
 
 def _checked(state: Mapping[str, npt.ArrayLike]) -> tuple[Weights, Weights]:
-    weights = np.asarray(state["weights"], dtype=np.float64)
-    losses = np.asarray(state["expected_losses"], dtype=np.float64)
-    for name, array in (("weights", weights), ("expected_losses", losses)):
-        if array.shape != (len(EXPERTS),):
-            raise ValueError(f"{name} has shape {array.shape}; it must be ({len(EXPERTS)},)")
+    weights, losses = (
+        checked_numbers(state[name], name, shape=(len(EXPERTS),)) for name in ("weights", "expected_losses")
+    )
     if not ((weights > 0.0).all() and abs(weights.sum() - 1.0) < 1e-9):
         raise ValueError("weights must be positive and add up to 1")
     if not ((losses >= 0.0).all() and (losses <= 1.0).all()):

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from das.checked_values import check_state, checked_number, checked_numbers
+
 FloatArray = npt.NDArray[np.float64]
 Numbers = Sequence[float] | npt.NDArray[Any]
 _Vector = list[float]  # of the three fitted terms: base, token, token of context
@@ -33,11 +35,10 @@ _LEANING = 0.01  # weight of the start: of a step that is off by 100 %
 
 
 def _coefficient(value: Any, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise TypeError(f"{name} must be a number, not {type(value).__name__}")
-    if not 0 <= value <= _MOST_MS:
+    number = checked_number(value, name)
+    if not 0 <= number <= _MOST_MS:
         raise ValueError(f"{name} is {value}; it must be 0 <= {name} <= {_MOST_MS:g}")
-    return float(value)
+    return number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,12 +294,13 @@ class LatencyEstimator:
         """Replace what was learned by `state`.
 
         Raises:
-            KeyError: a part is missing. ValueError: wrong shape, negative or not finite, or sums that do not belong
-            together. Nothing changes then.
+            KeyError: a part is missing. TypeError: no mapping, or something else than numbers. ValueError: wrong shape,
+            negative or not finite, or sums that do not belong together. Nothing changes then.
         """
+        check_state(state)
         gram = _numbers(state["gram"], "gram", (3, 3), least=0.0)
         moment = _numbers(state["moment"], "moment", (3,), least=0.0)
-        recent = _numbers(state["recent"], "recent", (len(state["recent"]),))
+        recent = _numbers(state["recent"], "recent", (None,))
         counts = {name: int(_numbers(state[name], name, (), least=0.0)) for name in _COUNTS}
         if ((gram.diagonal() > 0) != (moment > 0)).any() or (moment[0] > 0) != (moment[1] > 0):
             raise ValueError("gram and moment do not belong together: one tells of steps that the other has not seen")
@@ -306,9 +308,11 @@ class LatencyEstimator:
         self._gram, self._moment = gram.tolist(), moment.tolist()
         try:
             latency = self._estimate() if self._moment[0] > 0 else self._start
-        except (ValueError, OverflowError) as error:
+        except BaseException as error:
             self._gram, self._moment = before
-            raise ValueError(f"gram and moment fit no latency model: {error}") from None
+            if isinstance(error, (ValueError, ArithmeticError)):
+                raise ValueError(f"gram and moment fit no latency model: {error}") from None
+            raise
         self.latency = latency
         self._recent = deque(recent.tolist(), maxlen=_RECENT_STEPS)
         for name, count in counts.items():
@@ -403,11 +407,9 @@ def _measured(values: Numbers, name: str, *, least: float | None = None) -> Floa
     return array
 
 
-def _numbers(values: Any, name: str, shape: tuple[int, ...], *, least: float = -math.inf) -> FloatArray:
+def _numbers(values: Any, name: str, shape: tuple[int | None, ...], *, least: float = -math.inf) -> FloatArray:
     """Return part of a state as an array of that shape."""
-    array = np.asarray(values, np.float64)
-    if array.shape != shape:
-        raise ValueError(f"{name} has shape {array.shape}; it must be {shape}")
+    array = checked_numbers(values, name, shape=shape)
     if not (np.isfinite(array).all() and (array >= least).all()):
         raise ValueError(f"{name} holds a negative or non-finite number")
     return array

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from das.budget import FinishedRollouts, FloatArray, RunningRequests
+from das.checked_values import check_state, checked_number
 from das.latency import LatencyEstimator, LatencyModel
 from das.length_grid import LENGTH_EDGES
 from das.lengths import LengthModel
@@ -62,13 +63,11 @@ class LengthAwareBudget(ThroughputBudget):
         lengths: LengthModel | None = None,
     ) -> None:
         super().__init__(latency=latency, max_draft_tokens=max_draft_tokens)
-        if isinstance(length_weight, bool) or not isinstance(length_weight, (int, float)):
-            raise TypeError(f"length_weight must be a number, not {type(length_weight).__name__}")
-        if not 0.0 <= length_weight <= 1.0:
+        self.length_weight = checked_number(length_weight, "length_weight")
+        if not 0.0 <= self.length_weight <= 1.0:
             raise ValueError(f"length_weight is {length_weight}; it must be 0 <= length_weight <= 1")
         if lengths is not None and not isinstance(lengths, LengthModel):
             raise TypeError(f"lengths must be a LengthModel, not {type(lengths).__name__}")
-        self.length_weight = float(length_weight)
         self.lengths = LengthModel() if lengths is None else lengths
         self._has_new_rollouts = True  # since running requests were noted
         self._forget_chances()
@@ -92,8 +91,9 @@ class LengthAwareBudget(ThroughputBudget):
         super().load_state(state)
         if "lengths" in state:
             try:
+                check_state(state["lengths"], "lengths")
                 self.lengths.load_state(state["lengths"])
-            except (KeyError, TypeError, ValueError):
+            except BaseException:
                 super().load_state(before)
                 raise
         self._has_new_rollouts = True

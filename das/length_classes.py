@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from das.checked_values import check_state, checked_number
 from das.length_grid import (
     NUM_BINS,
     FloatArray,
@@ -64,15 +65,13 @@ class LengthClasses:
     ) -> None:
         if lengths is not None and not isinstance(lengths, LengthModel):
             raise TypeError(f"lengths must be a LengthModel, not {type(lengths).__name__}")
-        for name, share in (("medium_above", medium_above), ("long_above", long_above)):
-            if isinstance(share, bool) or not isinstance(share, (int, float)):
-                raise TypeError(f"{name} must be a number, not {type(share).__name__}")
-        if not 0.0 < medium_above < long_above < 1.0:
+        medium, long = checked_number(medium_above, "medium_above"), checked_number(long_above, "long_above")
+        if not 0.0 < medium < long < 1.0:
             raise ValueError(
                 f"medium_above is {medium_above}, long_above {long_above}; it must be 0 < medium_above < long_above < 1"
             )
         self.lengths = LengthModel() if lengths is None else lengths
-        self.medium_above, self.long_above = float(medium_above), float(long_above)
+        self.medium_above, self.long_above = medium, long
         self._forget()
 
     def _forget(self) -> None:
@@ -160,9 +159,11 @@ class LengthClasses:
         """Replace what was learned by `state`.
 
         Raises:
-            KeyError: a part is missing. TypeError, ValueError: not such arrays; as `LengthModel.load_state`. Nothing
-            changes then.
+            KeyError: a part is missing. TypeError, ValueError: no mapping, or not such arrays; as
+            `LengthModel.load_state`. Nothing changes then.
         """
+        check_state(state)
+        check_state(state["lengths"], "lengths")
         classes, bins = (int_array(state[name], name) for name in ("window_classes", "window_bins"))
         check_range(classes, "window_classes", below=_CLASSES)
         check_range(bins, "window_bins", below=NUM_BINS)

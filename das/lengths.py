@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from das.checked_values import check_state, checked_number
 from das.length_grid import (
     EDGES,
     MIDDLES,
@@ -309,9 +310,10 @@ class LengthModel:
         """Replace what was learned by `state`; of more than the settings allow, what is latest.
 
         Raises:
-            KeyError: a part is missing. TypeError, ValueError: not arrays of ints, a bin that does not exist, a prompt
-            named twice, or counts that do not fit. Nothing changes then.
+            KeyError: a part is missing. TypeError, ValueError: no mapping, not arrays of ints, a bin that does not
+            exist, a prompt named twice, or counts that do not fit. Nothing changes then.
         """
+        check_state(state)
         keys = int_array(state["prompt_keys"], "prompt_keys", np.uint64)
         names = ("window", "prompt_num_rollouts", "prompt_bins")
         window, counts, bins = (int_array(state[name], name) for name in names)
@@ -458,8 +460,7 @@ def _setting(value: Any, name: str, *, most: int) -> int:
 
 
 def _positive(value: Any, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a number, not {type(value).__name__}")
-    if not 0 < value < math.inf:
+    number = checked_number(value, name)
+    if not 0 < number < math.inf:
         raise ValueError(f"{name} is {value}; it must be 0 < {name} < infinity")
-    return float(value)
+    return number

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from das.budget import FloatArray, IntArray, RunningRequests, check_draft_length, same_caps, same_prices
+from das.checked_values import check_state, checked_number
 from das.latency import DEFAULT_LATENCY, LatencyEstimator, LatencyModel
 
 
@@ -146,12 +147,14 @@ class ThroughputBudget:
         """Replace what was learned by `state`. What a policy with a fixed latency saved leaves an estimator as it is.
 
         Raises:
-            KeyError: a mean is missing. TypeError, ValueError: a mean is no number or out of range; as
+            KeyError: a mean is missing. TypeError, ValueError: no mapping; a mean is no number or out of range; as
             `LatencyEstimator.load_state`. Nothing changes then.
         """
+        check_state(state)
         tokens = _mean(state["tokens_per_decode_step"], "tokens_per_decode_step", least=1.0)
         drafted = _mean(state["drafted_per_decode_step"], "drafted_per_decode_step", least=0.0)
         if "latency" in state and isinstance(self._latency, LatencyEstimator):
+            check_state(state["latency"], "latency")
             self._latency.load_state(state["latency"])
         self.tokens_per_decode_step, self.drafted_per_decode_step = tokens, drafted
         self._open_step = None
@@ -185,8 +188,7 @@ _USUAL_WEIGHTS = _weights(1024)
 
 
 def _mean(value: Any, name: str, *, least: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a number, not {type(value).__name__}")
-    if not least <= value < math.inf:
+    mean = checked_number(value, name)
+    if not least <= mean < math.inf:
         raise ValueError(f"{name} is {value}; it must be {least:g} <= {name} < infinity")
-    return float(value)
+    return mean

@@ -309,7 +309,7 @@ def test_steps_that_do_not_go_together_change_nothing(name):
         ("goodput", {"accepted": 3.0}, KeyError, "decided"),
         ("goodput", {"accepted": 3.0, "decided": 2.0}, ValueError, r"accepted is 3\.0, decided 2\.0; it must be 0 <="),
         ("goodput", {"accepted": math.nan, "decided": 2.0}, ValueError, "accepted is nan"),
-        ("goodput", {"accepted": "1", "decided": 2.0}, TypeError, "not supported"),
+        ("goodput", {"accepted": "1", "decided": 2.0}, TypeError, "accepted must be a number, not str"),
         ("beg-mab", {"rewards": []}, KeyError, "num_choices"),
         ("beg-mab", {"num_choices": -1, "rewards": []}, ValueError, "num_choices is -1"),
         ("beg-mab", {"num_choices": 1, "rewards": [[[]]] * 4}, ValueError, "rewards has another shape"),

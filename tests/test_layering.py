@@ -48,7 +48,7 @@ das.budget das.lengths das.acceptance_curve das.latency
 das.history das.confidence das.hedge das.length_grid
 das.prompt_record das.common_text das.reliability das.metrics
 das.prompt_tree das.verify das.checked_file das.worker_states
-das._live_requests das.rollout
+das._live_requests das.rollout das.checked_values
 das._draft_tree das._drafts das._rule
 das._hedge
 das._draft
@@ -129,7 +129,7 @@ def test_imports_go_down(path):
 
 def test_budget_knows_lengths_and_latency_only():
     imported = {name for name in imported_modules(ROOT / "das" / "budget.py") if name.split(".")[0] == "das"}
-    assert imported <= {"das.lengths", "das.latency"}
+    assert imported <= {"das.lengths", "das.latency", "das.checked_values"}
 
 
 @pytest.mark.parametrize("folder", ["integrations", "bench"])
