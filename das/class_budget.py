@@ -77,7 +77,10 @@ class LengthClassBudget:
             self._tell()
 
     def state(self) -> dict[str, Any]:
-        """Return what was learned: the state of `classes`, arrays in it."""
+        """Return what was learned: the state of `classes`.
+
+        It holds numpy arrays, which JSON does not: `das.save_state` saves them.
+        """
         self._tell()
         return {"classes": self.classes.state()}
 

@@ -51,6 +51,13 @@ class Confidence:
         self.explained: Cells = np.zeros(2)
         self.histogram: npt.NDArray[np.float64] = np.zeros(HISTOGRAM_SHAPE)
 
+    def __copy__(self) -> Confidence:
+        """Return a confidence that learns for itself from here on; a drafter writes into the arrays of its own."""
+        copied = type(self)()
+        copied._set(self.state())
+        copied.histogram[:] = self.histogram
+        return copied
+
     def state(self) -> dict[str, Cells]:
         """Return a copy of what was learned, as plain arrays: "hits", "misses" and "explained"."""
         return {name: getattr(self, name).copy() for name in _SHAPES}

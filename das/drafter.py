@@ -143,13 +143,15 @@ class Drafter:
             generated: False for environment or tool tokens: context only, not counted as a decode step.
 
         Raises:
-            KeyError: unknown request. TypeError, ValueError: not token ids, or more verified than drafted.
-            Nothing changes then. MemoryError: the request is as before, but environment tokens noted so far are a text
-            of their own then, which those noted later do not continue.
+            KeyError: unknown request. TypeError, ValueError: not token ids, more verified than drafted, or `generated`
+            no bool. Nothing changes then. MemoryError: the request is as before, but environment tokens noted so far
+            are a text of their own then, which those noted later do not continue.
 
         Complexity: O(tokens), at most 17 tree steps a token, whatever the history holds.
         """
-        emitted = EmittedTokens([request_id], [token_ids], [num_verified_draft_tokens if generated else None])
+        if generated is not True and not isinstance(generated, (bool, np.bool_)):
+            raise TypeError(f"generated must be a bool, not {type(generated).__name__}")
+        emitted = EmittedTokens([request_id], [token_ids], [num_verified_draft_tokens])
         with self.history.lock:
             if not generated:
                 request = self._request(request_id)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NoReturn, Protocol
 
+from das.checked_values import checked_number
 from das.common_text import CommonText
 from das.metrics import AcceptanceCounters
 from das.prompt_record import PromptRecord, PromptWindow
@@ -164,8 +165,17 @@ class RolloutHistory:
         the background was. Skipped: unknown prompts, trees that are up to date, and prompts whose trees would not fit
         into `max_bytes` beside what is held and what was ordered before.
 
+        Raises:
+            TypeError: text, or nothing to iterate over; a key that is no int. ValueError: a key out of range. Nothing
+            changes then.
+
         Complexity: O(rollouts) here, O(tokens) in a background thread.
         """
+        if isinstance(prompt_keys, (str, bytes)) or not isinstance(prompt_keys, Iterable):
+            raise TypeError(f"prompt_keys must be an iterable of ints, not {type(prompt_keys).__name__}")
+        prompt_keys = list(prompt_keys)
+        for position, key in enumerate(prompt_keys):
+            check_int(key, f"prompt_keys[{position}]", below=1 << 64)
         with self.lock:
             for key in prompt_keys:
                 record = self._prompts.get(key)
@@ -190,9 +200,18 @@ class RolloutHistory:
     def maintain(self, *, max_us: float = 500.0) -> None:
         """Drop what background threads built in vain, because its prompt has changed since, until the time is used up.
 
+        Args:
+            max_us: microseconds, at least 0; infinity: all of it.
+
+        Raises:
+            TypeError: no number. ValueError: NaN, or below 0.
+
         Complexity: at most one beyond `max_us`. Never changes what a draft sees.
         """
-        end_s = time.perf_counter() + max_us * 1e-6
+        limit_us = checked_number(max_us, "max_us")
+        if not limit_us >= 0:
+            raise ValueError(f"max_us is {max_us}; it must be at least 0")
+        end_s = time.perf_counter() + limit_us * 1e-6
         with self.lock:
             for key in list(self._builds):
                 if time.perf_counter() >= end_s:

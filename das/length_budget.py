@@ -78,7 +78,10 @@ class LengthAwareBudget(ThroughputBudget):
         self._has_new_rollouts = True
 
     def state(self) -> dict[str, Any]:
-        """Return what was learned: as `ThroughputBudget`, and the state of `lengths`, arrays in it."""
+        """Return what was learned: as `ThroughputBudget`, and the state of `lengths`.
+
+        The latter holds numpy arrays, which JSON does not: `das.save_state` saves them.
+        """
         return super().state() | {"lengths": self.lengths.state()}
 
     def load_state(self, state: dict[str, Any]) -> None:

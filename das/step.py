@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -72,17 +72,22 @@ def plan_step(
         dictionary has an attribute `width`.
 
     Raises:
-        KeyError: unknown request. TypeError: no drafter, no policy, a limit that is no int, a time that is no number.
+        KeyError: unknown request. TypeError: no drafter, no policy, request_ids that are no sequence of str, a limit
+        that is no int, a time that is no number.
         ValueError: a request named twice, a negative limit, another shape, or bad widths. Nothing changes then.
         TypeError, ValueError: the policy's caps and prices are not one int and one number a request, or out of range,
         or its width is none of `widths`; the policy has heard how its drafts fared then, and in the last case the
         pending drafts are empty.
+        Whatever `policy` raises: what its `observe` or `observe_finished` was told then, it is not told again. Feedback
+        of the step, or the rollouts that finished, are lost to it; drafts and the history are as before.
 
     Complexity: O(drafted tokens), whatever the history holds.
     """
     if not isinstance(drafter, Drafter):
         raise TypeError(f"drafter must be a Drafter, not {type(drafter).__name__}")
     _check_policy(policy)
+    if not isinstance(request_ids, (list, tuple)):
+        _check_sequence(request_ids)
     check_shape(shape)
     if max_batch_draft_tokens is not None:
         check_int(max_batch_draft_tokens, "max_batch_draft_tokens", below=NO_LIMIT)
@@ -94,7 +99,11 @@ def plan_step(
     hears_finished = hasattr(policy, "observe_finished")
     request_ids = list(request_ids)
     with drafter.history.lock:  # no request may end between the budget and the draft
-        running = drafter.running(request_ids, num_running=num_running, num_waiting=num_waiting)
+        try:
+            running = drafter.running(request_ids, num_running=num_running, num_waiting=num_waiting)
+        except TypeError:
+            _check_ids(request_ids)  # an id that cannot be looked up
+            raise
         drafted, accepted = drafter.take_feedback()
         if len(drafted) or step_ms is not None:
             policy.observe(drafted, accepted, step_ms=step_ms)
@@ -196,6 +205,17 @@ def _check_policy(policy: Any) -> None:
     if isinstance(policy, type) or not all(callable(getattr(policy, name, None)) for name in methods):
         shown = f"the class {policy.__name__}" if isinstance(policy, type) else type(policy).__name__
         raise TypeError(f"policy must be a budget policy, an object with budgets and observe (das.budget), not {shown}")
+
+
+def _check_sequence(request_ids: Any) -> None:
+    if isinstance(request_ids, (str, bytes)) or not isinstance(request_ids, Iterable):
+        raise TypeError(f"request_ids must be a sequence of str, not {type(request_ids).__name__}")
+
+
+def _check_ids(request_ids: list[str]) -> None:
+    for position, request_id in enumerate(request_ids):
+        if not isinstance(request_id, str):
+            raise TypeError(f"request_ids[{position}] must be a str, not {type(request_id).__name__}") from None
 
 
 def _check_limits(limits: Mapping[str, int]) -> None:

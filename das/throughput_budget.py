@@ -139,7 +139,10 @@ class ThroughputBudget:
             self._open_step = None
 
     def state(self) -> dict[str, Any]:
-        """Return what was learned, as plain numbers: the running means, and the state of a latency estimator."""
+        """Return what was learned, as plain numbers: the running means, and the state of a latency estimator.
+
+        `das.save_state` saves it, and so does JSON.
+        """
         means = {name: getattr(self, name) for name in ("tokens_per_decode_step", "drafted_per_decode_step")}
         return means | ({"latency": self._latency.state()} if isinstance(self._latency, LatencyEstimator) else {})
 

@@ -1,5 +1,7 @@
 """Confidence: what is learned can be taken out, put back, merged and forgotten; a bad state changes nothing."""
 
+import copy
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -51,6 +53,18 @@ def test_state_round_trip():
     assert same(copy, confidence)
     copy.load_state(Confidence().state())
     assert same(copy, Confidence())
+
+
+@pytest.mark.parametrize("copy_of", [copy.copy, copy.deepcopy])
+def test_a_copy_learns_for_itself(copy_of):
+    confidence = learned()
+    copied = copy_of(confidence)
+    assert same(copied, confidence)
+    assert np.array_equal(copied.histogram, confidence.histogram)
+    copied.reset()
+    copied.reset_reliability()
+    assert same(confidence, learned())
+    assert np.array_equal(confidence.histogram, learned().histogram)
 
 
 BAD_STATES = pytest.mark.parametrize(

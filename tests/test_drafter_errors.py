@@ -94,6 +94,14 @@ def finish(name="a", **options):
     return lambda scene: scene.drafter.finish(name, **options)
 
 
+def prepare(prompt_keys):
+    return lambda scene: scene.drafter.history.prepare(prompt_keys)
+
+
+def maintain(max_us):
+    return lambda scene: scene.drafter.history.maintain(max_us=max_us)
+
+
 def plan(*arguments, **limits):
     return lambda scene: scene.plan(*arguments, **limits)
 
@@ -118,6 +126,13 @@ BAD_CALLS = {
     "extend: type": (extend("a", [4.0]), TypeError, r"token_ids\[0\] is a float"),
     "extend: text": (extend("a", "45"), TypeError, "token_ids must hold token ids"),
     "extend: verified type": (extend("a", [4], num_verified_draft_tokens="1"), TypeError, ""),
+    "extend: generated": (extend("a", [4], generated="no"), TypeError, "generated must be a bool, not str"),
+    "extend: generated 1": (extend("a", [4], generated=1), TypeError, "generated must be a bool, not int"),
+    "environment: verified": (
+        extend("a", [4], generated=False, num_verified_draft_tokens="x"),
+        TypeError,
+        "num_verified_draft_tokens must be an int, not str",
+    ),
     "environment: unknown": (note("x", [4]), KeyError, UNKNOWN),
     "environment: id": (note("a", [4, -1]), ValueError, r"token_ids\[1\] is -1;"),
     "environment: id of the first": (note("b", [-1]), ValueError, r"token_ids\[0\] is -1;"),
@@ -135,6 +150,17 @@ BAD_CALLS = {
     "counters: unknown": (lambda scene: scene.drafter.counters("x"), KeyError, UNKNOWN),
     "running: unknown": (lambda scene: scene.drafter.running(["a", "x"]), KeyError, UNKNOWN),
     "plan_step: unknown": (plan(["b", "x"]), KeyError, UNKNOWN),
+    "plan_step: no ids": (plan(None), TypeError, "request_ids must be a sequence of str, not NoneType"),
+    "plan_step: text": (plan("a"), TypeError, "request_ids must be a sequence of str, not str"),
+    "plan_step: number": (plan(5), TypeError, "request_ids must be a sequence of str, not int"),
+    "plan_step: list in ids": (plan(["b", ["a"]]), TypeError, r"request_ids\[1\] must be a str, not list"),
+    "prepare: number": (prepare(5), TypeError, "prompt_keys must be an iterable of ints, not int"),
+    "prepare: text": (prepare("abc"), TypeError, "prompt_keys must be an iterable of ints, not str"),
+    "prepare: key": (prepare([KEY, "k"]), TypeError, r"prompt_keys\[1\] must be an int, not str"),
+    "prepare: range": (prepare([KEY, -1]), ValueError, r"prompt_keys\[1\] is -1; it must be 0 <="),
+    "maintain: text": (maintain("x"), TypeError, "max_us must be a number, not str"),
+    "maintain: NaN": (maintain(np.nan), ValueError, "max_us is nan; it must be at least 0"),
+    "maintain: negative": (maintain(-1), ValueError, "max_us is -1; it must be at least 0"),
     "plan_step: twice": (plan(["b", "b"]), ValueError, TWICE),
     "plan_step: limit": (
         plan(["b"], max_draft_tokens={"b": -2}),
@@ -284,6 +310,24 @@ def test_a_policy_that_is_none_is_refused_and_nothing_changes(wrong):
     with pytest.raises(TypeError, match=rf"policy must be a budget policy, .* \(das\.budget\), not {shown}"):
         plan_step(scene.drafter, ["a"], policy=wrong)
     assert scene.future() == Scene(has_environment=True).future()
+
+
+class Hoarse(Listener):
+    """Hears, and then fails."""
+
+    def observe(self, drafted, accepted, *, step_ms=None):
+        super().observe(drafted, accepted, step_ms=step_ms)
+        raise RuntimeError("hoarse")
+
+
+def test_what_a_policy_failed_to_hear_is_not_told_again():
+    scene, policy = Scene(has_environment=False), Hoarse()
+    with pytest.raises(RuntimeError, match="hoarse"):
+        plan_step(scene.drafter, ["a"], policy=policy)
+    assert len(policy.heard) == 1
+    scene.drafter.extend("b", [6])  # the pending drafts are as they were
+    plan_step(scene.drafter, ["a"], policy=scene.policy)
+    assert len(scene.policy.heard[-1][0]) == 1
 
 
 class Careless(FixedBudget):

@@ -1,6 +1,8 @@
 """Hedged drafting against the algorithm written down naively; its promise; its state."""
 
+import copy
 import math
+import pickle
 from itertools import pairwise
 
 import numpy as np
@@ -278,6 +280,8 @@ def test_a_bad_state_changes_nothing(changes, error, message):
         ({"learning_rate": math.nan}, ValueError), ({"learning_rate": "1"}, TypeError),
         ({"learning_rate": True}, TypeError), ({"share": 0.0}, ValueError), ({"share": 1.0}, ValueError),
         ({"share": None}, TypeError),
+        ({"learning_rate": 10**400}, ValueError), ({"share": 1j}, TypeError),
+        ({"per_request": "no"}, TypeError), ({"per_request": 1}, TypeError), ({"per_request": None}, TypeError),
         ({"hint_rate": -0.1}, ValueError), ({"hint_rate": 1.1}, ValueError), ({"hint_rate": []}, TypeError),
     ],
 )  # fmt: skip
@@ -286,6 +290,29 @@ def test_bad_settings(setting, error):
         Hedge(**setting)
     with pytest.raises(TypeError, match=r"^hedge must be a Hedge or None, not dict"):
         Drafter(hedge=setting)
+
+
+def test_settings_are_read_only_and_take_numbers_of_numpy():
+    hedge = Hedge(learning_rate=np.float64(0.5), share=np.float32(0.25), hint_rate=np.int64(1), per_request=np.True_)
+    assert (hedge.learning_rate, hedge.share, hedge.hint_rate, hedge.per_request) == (0.5, 0.25, 1.0, True)
+    for name in ("learning_rate", "share", "hint_rate", "per_request"):
+        with pytest.raises(AttributeError, match=name):
+            setattr(hedge, name, 0.5)
+
+
+@pytest.mark.parametrize("copy_of", [copy.copy, copy.deepcopy, lambda hedge: pickle.loads(pickle.dumps(hedge))])
+def test_a_copy_learns_for_itself(copy_of):
+    hedge, untouched = learned(share=0.3), learned(share=0.3)
+    assert not np.array_equal(hedge.weights, Hedge().weights)
+    assert copy_of(Hedge(per_request=True)).per_request
+    copied = copy_of(hedge)
+    assert (copied.learning_rate, copied.share, copied.hint_rate, copied.per_request) == (0.3, 0.3, 0.02, False)
+    assert np.array_equal(copied._arrays, hedge._arrays)
+    copied.reset()
+    assert np.array_equal(hedge._arrays, untouched._arrays)
+    hedge.reset()
+    copied.load_state(untouched.state())
+    assert np.array_equal(hedge._arrays, Hedge()._arrays)
 
 
 def test_weights_survive_the_largest_learning_rate():
