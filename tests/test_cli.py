@@ -12,6 +12,7 @@ import termios
 import time
 from pathlib import Path
 
+import click
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -22,6 +23,7 @@ from das import __version__
 from das.analysis.inspect import LogStatistics, Spread
 from das.analysis.logs import LogRecord
 from das.cli import main
+from das.commands import das
 from das.rollout import Rollout
 
 
@@ -302,3 +304,66 @@ def test_a_defect_is_not_hidden(log: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     assert "inspect" in capsys.readouterr().out
+
+
+# Values that the options of commands do not take.
+
+EXTREMES = ["nan", "inf", "1e400", str(2**62), str(2**63 - 1), str(2**64), "9" * 5000, "", "x\0y"]
+
+
+def options_with_values() -> list[tuple[str, str]]:
+    """Command and option, of those that take a value; --plot and --tokenizer take a file."""
+    commands = {name: das.commands[name] for name in ("replay", "simulate", "compare")}
+    return [
+        (name, parameter.opts[0])
+        for name, command in commands.items()
+        for parameter in command.params
+        if isinstance(parameter, click.Option)
+        and parameter.metavar
+        and parameter.opts[0] not in ("--tokenizer", "--plot")
+    ]
+
+
+@pytest.mark.parametrize(("command", "option"), options_with_values())
+def test_no_value_of_an_option_ends_in_a_traceback(
+    log: Path, capsys: pytest.CaptureFixture[str], command: str, option: str
+) -> None:
+    """main() returns, whatever the value: with a result, or with one line that names what is wrong."""
+    for value in EXTREMES:
+        code = main([command, str(log), f"{option}={value}", *["--policy=none"] * (command == "compare")])
+        output, errors = capsys.readouterr()
+        assert code in (0, 1, 2)
+        assert bool(output) == (code == 0)
+        assert errors.count("\n") == (code != 0), errors
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        *(["simulate", "--train-s", value] for value in ("nan", "inf", "1e10")),
+        *(["compare", "--draft-token-ms", value] for value in ("nan", "inf", "1e10")),
+        ["simulate", "--workers", "1048576"],
+        ["simulate", "--workers", "99999999999"],
+        *(["compare", option, str(2**62)] for option in ("--lag", "--max-running", "--window-epochs")),
+        ["replay", "--window-epochs", str(2**63 - 1)],
+        ["state", "import", "directory", "--window-epochs", str(2**63 - 1)],
+        ["inspect", "x\0y"],
+        ["inspect", "--tokenizer", "x\0y"],
+    ],
+    ids=lambda args: " ".join(args[1:])[:40],
+)
+def test_values_beyond_the_librarys_bounds_are_wrong_usage(
+    log: Path, capsys: pytest.CaptureFixture[str], args: list[str]
+) -> None:
+    assert main([*args, str(log)]) == 2
+    output, errors = capsys.readouterr()
+    assert output == ""
+    assert re.fullmatch(r"das: error: .+ Try 'das [a-z ]+ --help'\.\n", errors)
+
+
+@pytest.mark.parametrize(
+    "args", [["state", "show"], ["state", "compact"], ["state", "export", "d"], ["latency", "fit"]]
+)
+def test_a_name_that_no_file_can_have_is_wrong_usage(capsys: pytest.CaptureFixture[str], args: list[str]) -> None:
+    assert main([*args, "x\0y"]) == 2
+    assert "'x\\x00y' holds a NUL character, which no file name can." in capsys.readouterr().err

@@ -21,7 +21,7 @@ das.commands.state
 das.commands.doctor
 das.commands.log_input das.commands.policy_option das.commands.engine_options
 das.commands.latency_option
-das.commands.terminal
+das.commands.parameter_types das.commands.terminal
 das.analysis
 das.analysis.report
 das.analysis.simulate

@@ -239,6 +239,15 @@ def test_policies_that_cannot_be(policy: str, message: str, capsys: pytest.Captu
     assert capsys.readouterr().err == f"das: error: {message} Try 'das compare --help'.\n"
 
 
+@pytest.mark.parametrize("command", ["simulate", "compare"])
+def test_lag_does_not_go_with_turns_that_are_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    turns = row([7, 8], step=3) | {"prompt_token_ids": [1, 2]}, row([9], step=3) | {"prompt_token_ids": [1, 2, 7, 8, 3]}
+    assert main([command, str(write(tmp_path / "log.jsonl", *turns)), "--lag", "1"]) == 2
+    assert re.fullmatch(r"das: error: --lag 0 is what logs need .*\n", capsys.readouterr().err)
+
+
 def test_bad_rows_and_absent_files(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with open(log, "a") as rows:
         rows.write("junk\n")

@@ -27,6 +27,9 @@ from das.step import check_widths
 
 Policy = BudgetPolicy | Callable[[], BudgetPolicy]
 
+WORKERS_BELOW = 1 << 20
+MOST_TIME = 1e9  # of what is given in seconds or milliseconds
+
 
 def simulate(
     log: Iterable[Rollout],
@@ -181,7 +184,7 @@ def _drafter(known: list[Rollout], *, window_epochs: int, max_bytes: int) -> Dra
 
 
 def _check_engines(*, num_workers: int, max_running: int | None, lag: int, latency: Any) -> None:
-    check_int(num_workers, "num_workers", below=1 << 20)
+    check_int(num_workers, "num_workers", below=WORKERS_BELOW)
     if max_running is not None:
         check_int(max_running, "max_running", below=1 << 62)
     if num_workers == 0 or max_running == 0:
@@ -195,5 +198,5 @@ def _check_times(**times: Any) -> None:
     for name, value in times.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise TypeError(f"{name} must be a number, not {type(value).__name__}")
-        if not 0.0 <= value <= 1e9:
-            raise ValueError(f"{name} is {value}; it must be 0 <= {name} <= 1e9")
+        if not 0.0 <= value <= MOST_TIME:
+            raise ValueError(f"{name} is {value}; it must be 0 <= {name} <= {MOST_TIME:g}")

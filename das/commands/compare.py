@@ -13,8 +13,9 @@ from rich.progress import MofNCompleteColumn, TextColumn
 
 from das.analysis.projection import Projection, Schedule
 from das.analysis.simulate import simulate
-from das.commands.engine_options import check_engine, engine_options
+from das.commands.engine_options import check_engine, check_turns, engine_options
 from das.commands.log_input import LogInput, log_options
+from das.commands.parameter_types import Count, FilePath
 from das.commands.policy_option import latency_option, policy_named
 from das.commands.terminal import print_table, progress_bar
 from das.latency import DEFAULT_LATENCY, LatencyModel
@@ -62,7 +63,7 @@ class _Compared:
     "--window-epochs",
     "windows",
     metavar="N",
-    type=click.IntRange(min=1),
+    type=Count(least=1),
     multiple=True,
     default=(4,),
     help="Training steps of a prompt that the history keeps; may be repeated.  [default: 4]",
@@ -70,7 +71,7 @@ class _Compared:
 @click.option(
     "--plot",
     metavar="FILE",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FilePath(dir_okay=False),
     help="Draw the requests running over time, a curve for each row, as .svg, .png or .pdf.",
 )
 def compare(
@@ -114,6 +115,7 @@ def compare(
         with log.records() as records:
             rollouts = [record.rollout for record in records]
         log.warn()
+        check_turns(engine, rollouts)
         with progress_bar("simulating", MofNCompleteColumn(), TextColumn("tokens")) as progress:
             for number, (text, shape, window_epochs) in enumerate(rows):
                 projection = simulate(

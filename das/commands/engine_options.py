@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any, TypeVar, get_args
 
 import click
 
 from das.analysis.events import Assignment
+from das.analysis.logged_request import logged_batches
+from das.analysis.simulate import MOST_TIME, WORKERS_BELOW
 from das.analysis.worker import Execution
+from das.commands.parameter_types import Count, Time
+from das.rollout import Rollout
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 def engine_options(command: _Command) -> _Command:
     """Give a command the parameters of `das.analysis.simulate.simulate` that describe engines and training."""
-    at_least_one, not_negative = click.IntRange(min=1), click.FloatRange(min=0)
+    at_least_one, time = Count(least=1), Time(most=MOST_TIME)
     options = [
         click.option(
             "--group-size",
@@ -30,7 +34,7 @@ def engine_options(command: _Command) -> _Command:
             "--workers",
             "num_workers",
             metavar="N",
-            type=at_least_one,
+            type=Count(least=1, below=WORKERS_BELOW),
             default=1,
             show_default=True,
             help="Engines, each with a drafter of its own.",
@@ -53,7 +57,7 @@ def engine_options(command: _Command) -> _Command:
         click.option(
             "--lag",
             metavar="N",
-            type=click.IntRange(min=0),
+            type=Count(least=0),
             default=0,
             show_default=True,
             help="Training steps that generation may run ahead; 0: synchronous.",
@@ -61,7 +65,7 @@ def engine_options(command: _Command) -> _Command:
         click.option(
             "--train-s",
             metavar="S",
-            type=not_negative,
+            type=time,
             default=0.0,
             show_default=True,
             help="Seconds of a training step beside generation.",
@@ -77,7 +81,7 @@ def engine_options(command: _Command) -> _Command:
         click.option(
             "--draft-token-ms",
             metavar="MS",
-            type=not_negative,
+            type=time,
             default=0.0,
             show_default=True,
             help="For a drafter that computes on the device: of one more draft token, for all requests together.",
@@ -92,3 +96,9 @@ def check_engine(engine: dict[str, Any], *, shapes: tuple[str, ...]) -> None:
         raise click.UsageError("--execution fastest-of-n goes with --lag 0.")
     if engine["execution"] == "decoupled" and "tree" in shapes:
         raise click.UsageError("--execution decoupled goes with --shape chain.")
+
+
+def check_turns(engine: dict[str, Any], rollouts: Sequence[Rollout]) -> None:
+    """Raise click.UsageError for a log that `--lag` does not go with."""
+    if engine["lag"] and any(batch.turn for batch in logged_batches(rollouts, group_size=engine["group_size"])):
+        raise click.UsageError("--lag 0 is what logs need in which the turns of a conversation are rows of their own.")

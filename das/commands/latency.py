@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from das.analysis.latency_sweep import fit_of, read_latency_sweep
+from das.commands.parameter_types import FilePath
 from das.commands.terminal import print_table
 from das.latency import LatencyFit
 from das.latency_presets import LATENCY_PRESETS
@@ -23,7 +24,7 @@ def latency(context: click.Context) -> None:
 
 
 @latency.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=FilePath())
 @click.option("--no-context", is_flag=True, help="Leave c_kv_ms at 0, also where FILE tells the context.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 def fit(file: Path, no_context: bool, as_json: bool) -> None:

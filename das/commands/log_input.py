@@ -16,6 +16,7 @@ from rich.progress import DownloadColumn
 
 from das.analysis.formats import FORMATS
 from das.analysis.logs import LogError, LogRecord, read_logs
+from das.commands.parameter_types import FilePath
 from das.commands.terminal import progress_bar
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -89,7 +90,7 @@ def log_options(command: _Command) -> _Command:
     ) -> Any:
         return command(LogInput(logs, tokenizer=tokenizer, format=format_name, skip_bad=skip_bad), **others)
 
-    path = click.Path(path_type=Path)
+    path = FilePath()
     options = [
         click.argument("logs", metavar="LOG...", nargs=-1, required=True, type=path),
         click.option("--tokenizer", metavar="FILE", type=path, help="tokenizer.json of the policy, for text logs."),

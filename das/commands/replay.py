@@ -12,6 +12,7 @@ from rich.progress import MofNCompleteColumn, TextColumn
 from das.analysis.generation_time import generation_time
 from das.analysis.replay import BatchResult, Replay, ReplayResult
 from das.commands.log_input import LogInput, log_options
+from das.commands.parameter_types import Count
 from das.commands.policy_option import policy_of, policy_options
 from das.commands.terminal import print_table, progress_bar
 from das.drafter import Drafter
@@ -32,7 +33,7 @@ _NOTHING_SAVED = 0.01  # a smaller share of the target forwards is called nothin
 @click.option(
     "--group-size",
     metavar="N",
-    type=click.IntRange(min=1),
+    type=Count(least=1),
     default=8,
     show_default=True,
     help="Samples of a prompt that run at once.",

@@ -10,8 +10,9 @@ from rich.progress import MofNCompleteColumn, TextColumn
 
 from das.analysis.projection import LEAST_GAIN, BatchFigures, Projection
 from das.analysis.simulate import simulate as project
-from das.commands.engine_options import check_engine, engine_options
+from das.commands.engine_options import check_engine, check_turns, engine_options
 from das.commands.log_input import LogInput, log_options
+from das.commands.parameter_types import Count
 from das.commands.policy_option import policy_of, policy_options
 from das.commands.terminal import print_table, progress_bar
 from das.latency import DEFAULT_LATENCY, LatencyModel
@@ -33,7 +34,7 @@ _MAX_BATCH_ROWS = 40  # of a longer log, only the last ones are shown
 @click.option(
     "--window-epochs",
     metavar="N",
-    type=click.IntRange(min=1),
+    type=Count(least=1),
     default=4,
     show_default=True,
     help="Training steps of a prompt that the history keeps.",
@@ -109,6 +110,7 @@ def simulate(
         with log.records() as records:
             rollouts = [record.rollout for record in records]
         log.warn()
+        check_turns(engine, rollouts)
         with progress_bar("simulating", MofNCompleteColumn(), TextColumn("tokens")) as progress:
             projection = project(
                 rollouts,

@@ -12,12 +12,13 @@ import numpy as np
 
 from das.analysis.rollout_tables import write_parquet
 from das.commands.log_input import LogInput, log_options
+from das.commands.parameter_types import Count, FilePath
 from das.history import RolloutHistory
 from das.state import SavedState, compact_state, load_state, save_state
 from das.state_directory import HEAD_NAME, SaveSummary
 
 _NO_LIMIT_BYTES = (1 << 62) - 1
-_directory = click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+_directory = click.argument("directory", metavar="DIR", type=FilePath())
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 
 
@@ -76,7 +77,7 @@ def compact(directory: Path, as_json: bool) -> None:
 
 @state.command()
 @_directory
-@click.argument("file", metavar="FILE.parquet", type=click.Path(path_type=Path))
+@click.argument("file", metavar="FILE.parquet", type=FilePath())
 def export(directory: Path, file: Path) -> None:
     """Write the rollouts of a saved state to a Parquet file, which is a log as the other commands read it."""
     num_rollouts = write_parquet(file, load_state(directory).rollouts())
@@ -86,7 +87,7 @@ def export(directory: Path, file: Path) -> None:
 @state.command("import")
 @_directory
 @log_options
-@click.option("--window-epochs", metavar="N", type=click.IntRange(min=1), default=4, show_default=True)
+@click.option("--window-epochs", metavar="N", type=Count(least=1), default=4, show_default=True)
 def import_(log: LogInput, *, directory: Path, as_json: bool, window_epochs: int) -> None:
     """Make a saved state of logs: what a history would hold that has seen them. DIR must not hold a state yet.
 
