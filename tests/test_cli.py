@@ -367,3 +367,9 @@ def test_values_beyond_the_librarys_bounds_are_wrong_usage(
 def test_a_name_that_no_file_can_have_is_wrong_usage(capsys: pytest.CaptureFixture[str], args: list[str]) -> None:
     assert main([*args, "x\0y"]) == 2
     assert "'x\\x00y' holds a NUL character, which no file name can." in capsys.readouterr().err
+
+
+def test_a_mean_of_rewards_whose_sum_is_beyond_a_float(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = write(tmp_path / "log.jsonl", *(row(1, 2, reward=reward) for reward in (1e308, 1e308, 1e308, 1.7e308)))
+    assert main(["inspect", str(log), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["total"]["reward_mean"] == pytest.approx(1.175e308)

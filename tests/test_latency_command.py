@@ -55,7 +55,7 @@ def test_batches_with_drafts_and_modes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "has no column step_ms, median_ms or mean_ms"),
+        ("", "has no column step_ms, median_ms or mean_ms, and none of num_tokens or batch"),
         ("num_tokens,ms\n1,2\n", "has no column step_ms, median_ms or mean_ms"),
         ("tokens,step_ms\n1,2\n", "has no column num_tokens or batch"),
         ("num_tokens,step_ms\n1,2\n2,x\n", ":3: step_ms is 'x'; it must be a number greater than 0"),

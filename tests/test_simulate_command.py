@@ -268,3 +268,14 @@ def test_ctrl_c_ends_a_simulation(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=20)
     assert (process.returncode, output, errors) == (130, "", "das: stopped by Ctrl-C\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("missing/plot.svg", "is no directory"), ("plot.xyz", "must end in one of")]
+)
+def test_a_plot_that_cannot_be_written_is_told_before_anything_is_compared(
+    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str, said: str
+) -> None:
+    monkeypatch.setattr(sys.modules["das.commands.compare"], "simulate", lambda *_, **__: pytest.fail("compared"))
+    assert main(["compare", str(log), "--plot", str(tmp_path / name)]) == 2
+    assert said in " ".join(capsys.readouterr().err.replace("│", " ").split())

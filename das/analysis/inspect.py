@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 import numpy as np
 
@@ -145,4 +147,9 @@ def _spread(counts: Iterable[int]) -> Spread:
 
 def _mean(parts: list[array[float]] | list[array[int]]) -> float | None:
     num_values = sum(len(part) for part in parts)
-    return sum(sum(part) for part in parts) / num_values if num_values else None
+    if not num_values:
+        return None
+    total = sum(sum(part) for part in parts)
+    if math.isfinite(total):
+        return total / num_values
+    return float(sum(Fraction(value) for part in parts for value in part) / num_values)  # finite, as all values are

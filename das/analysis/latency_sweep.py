@@ -76,11 +76,14 @@ def fit_of(sweep: LatencySweep, path: Path | str, *, with_context: bool = True) 
 def _sweep(rows: csv.DictReader[str], path: str) -> LatencySweep:
     columns = rows.fieldnames or ()
     time_column = next((name for name in _TIME_COLUMNS if name in columns), None)
-    if time_column is None:
-        raise LogError(f"{path}: has no column {', '.join(_TIME_COLUMNS[:-1])} or {_TIME_COLUMNS[-1]}", path=path)
     by_batch = "num_tokens" not in columns
+    lacking = []
+    if time_column is None:
+        lacking.append(f"{', '.join(_TIME_COLUMNS[:-1])} or {_TIME_COLUMNS[-1]}")
     if by_batch and "batch" not in columns:
-        raise LogError(f"{path}: has no column num_tokens or batch", path=path)
+        lacking.append("num_tokens or batch")
+    if time_column is None or lacking:
+        raise LogError(f"{path}: has no column {', and none of '.join(lacking)}", path=path)
     context_column = "seq" if by_batch else "num_context_tokens"
     tokens: list[float] = []
     context: list[float] = []

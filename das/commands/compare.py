@@ -106,7 +106,7 @@ def compare(
     """
     check_engine(engine, shapes=tuple(shapes))
     if plot is not None:
-        _pyplot()  # before anything takes long
+        _check_plot(plot)  # before anything takes long
     model = DEFAULT_LATENCY if latency is None else latency
     made = {text: policy_named(text, latency=model) for text in policies}
     compared: list[_Compared] = []
@@ -231,6 +231,16 @@ def _pyplot() -> Any:
     except ImportError:
         raise ImportError("--plot needs matplotlib: pip install 'das-drafter[analysis]'") from None
     return pyplot
+
+
+def _check_plot(path: Path) -> None:
+    """Refuse a file that could not be written once all is compared."""
+    kinds = sorted(_pyplot().figure().canvas.get_supported_filetypes())
+    _pyplot().close()
+    if path.suffix[1:] not in kinds:
+        raise click.BadParameter(f"{path} must end in one of {', '.join(kinds)}.", param_hint="'--plot'")
+    if not path.parent.is_dir():
+        raise click.BadParameter(f"{path.parent} is no directory.", param_hint="'--plot'")
 
 
 def _plot(compared: Sequence[_Compared], path: Path) -> None:

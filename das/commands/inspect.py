@@ -76,6 +76,12 @@ def _cells(step: StepSummary, name: str) -> tuple[str, ...]:
         f"{tokens.mean:.0f}",
         *(str(length) for length in (tokens.p50, tokens.p90, tokens.p99, tokens.max)),
         f"{step.token_share:.1%}",
-        "-" if step.reward_mean is None else f"{step.reward_mean:.3f}",
+        _reward(step.reward_mean),
         "-" if step.truncated_share is None else f"{step.truncated_share:.1%}",
     )
+
+
+def _reward(mean: float | None) -> str:
+    if mean is None:
+        return "-"
+    return f"{mean:.3f}" if abs(mean) < 1e6 else f"{mean:.3g}"
