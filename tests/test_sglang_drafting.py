@@ -160,6 +160,19 @@ def test_aborted_and_vanished_requests_leave_nothing():
     assert responses_in(drafting) == []
 
 
+def test_a_step_of_a_request_that_has_ended_does_not_start_it_again():
+    drafting = Drafting(settings())
+    ended, other = EngineRequest("a", [1, 2]), EngineRequest("b", [1, 2])
+    drafting.plan([ended, other], [[3], [4]], weight_version="v")
+    ended.output_ids.extend([3, END])
+    ended.finish()
+    drafting.finish("a")
+    plan = drafting.plan([ended, other], [[5], [4, 4]], weight_version="v")
+    assert plan.drafts[0] is None
+    assert drafting.statistics()["num_live_requests"] == 1
+    assert responses_in(drafting) == [[3, END]]
+
+
 def test_a_request_id_that_comes_back_is_another_request():
     drafting = Drafting(settings())
     for token in (3, 4):

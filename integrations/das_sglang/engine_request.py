@@ -86,6 +86,11 @@ def may_draft(request: Any, *, num_response_tokens: int) -> bool:
     )
 
 
+def has_finished(request: Any) -> bool:
+    """Return whether SGLang has ended a request."""
+    return request.finished_reason is not None
+
+
 def was_aborted(request: Any) -> bool:
     """Return whether a finished request ended because somebody gave it up."""
     return type(request.finished_reason).__name__ == "FINISH_ABORT"

@@ -79,6 +79,8 @@ class LiveRequests:
             num_total = len(request.output_ids) + len(tail)
             live = self._live.get(request.rid)
             if live is None or live.request() is not request or live.num_known > num_total:
+                if engine_request.has_finished(request):  # the batch still runs a step of it
+                    continue
                 live = self._start(request, training_step)
             if live.has_ended:
                 continue
