@@ -35,6 +35,7 @@ class EngineRequest:
 
     def finish(self, length=None):
         self.finished_len = len(self.output_ids) if length is None else length
+        self.finished_reason = type("FINISH_LENGTH", (), {})()
 
 
 def decode(drafting, requests, responses, *, overlap, weight_version="default"):
