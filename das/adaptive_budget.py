@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from das.budget import BudgetPolicy, FloatArray, IntArray, RunningRequests, check_draft_length
+from das.budget import BudgetPolicy, FloatArray, IntArray, RunningRequests, StatelessPolicy, check_draft_length
 from das.checked_values import check_state, checked_number, checked_numbers
 from das.latency import DEFAULT_LATENCY, LatencyModel
 
@@ -35,7 +35,7 @@ def AdaptiveBudget(name: str, **settings: Any) -> BudgetPolicy:
     return ADAPTIVE_BUDGETS[name](**settings)
 
 
-class AimdBudget:
+class AimdBudget(StatelessPolicy):
     """Of each request, double the draft length when a whole draft was accepted, else halve it.
 
     "A whole draft": as many tokens as the length is. A draft that was shorter, or none, halves it too, to 1 at least.
@@ -74,22 +74,11 @@ class AimdBudget:
         self._steps[rows], self._accepted[rows] = requests.num_decode_steps, requests.num_accepted_tokens
         return lengths, np.zeros(len(lengths))
 
-    def observe(self, drafted: IntArray, accepted: IntArray, *, step_ms: float | None = None) -> None:
-        """Take note of verified drafts: `budgets` sees each request's own counters, so nothing is. Never raises."""
-
-    def state(self) -> dict[str, Any]:
-        """Return what outlives running requests: nothing."""
-        return {}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Accept the state of such a policy, which is empty. Raises TypeError: no mapping."""
-        check_state(state)
-
     def __repr__(self) -> str:
         return _shown("aimd", self, "max_draft_tokens", "first_draft_tokens")
 
 
-class BatchThresholdBudget:
+class BatchThresholdBudget(StatelessPolicy):
     """Draft a fixed number of tokens while few requests run, nothing while more do.
 
     Args:
@@ -111,17 +100,6 @@ class BatchThresholdBudget:
     def budgets(self, requests: RunningRequests) -> tuple[IntArray, FloatArray]:
         """Return caps (int64, tokens) and prices (float64, 0), one entry a request. Never raises. O(requests)."""
         return _uniform(self.max_draft_tokens if requests.num_running <= self.max_running else 0, requests)
-
-    def observe(self, drafted: IntArray, accepted: IntArray, *, step_ms: float | None = None) -> None:
-        """Take note of verified drafts; a threshold learns nothing from them. Never raises."""
-
-    def state(self) -> dict[str, Any]:
-        """Return what was learned: nothing."""
-        return {}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Accept the state of such a policy, which is empty. Raises TypeError: no mapping."""
-        check_state(state)
 
     def __repr__(self) -> str:
         return _shown("batch-threshold", self, "max_running", "max_draft_tokens")

@@ -128,7 +128,24 @@ class BudgetPolicy(Protocol):
     def load_state(self, state: dict[str, Any]) -> None: ...
 
 
-class _ConstantBudget:
+class StatelessPolicy:
+    """What policies have in common that learn nothing which outlives running requests."""
+
+    __slots__ = ()
+
+    def observe(self, drafted: IntArray, accepted: IntArray, *, step_ms: float | None = None) -> None:
+        """Take note of verified drafts: `budgets` sees each request's own counters, so nothing is. Never raises."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what was learned: nothing."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Accept the state of such a policy, which is empty. Raises TypeError: no mapping."""
+        check_state(state)
+
+
+class _ConstantBudget(StatelessPolicy):
     """The same cap and price for every request, whatever happens."""
 
     __slots__ = ("max_draft_tokens", "min_survival")
@@ -140,17 +157,6 @@ class _ConstantBudget:
     def budgets(self, requests: RunningRequests) -> tuple[IntArray, FloatArray]:
         """Return caps (int64, tokens) and prices (float64), one entry a request. Never raises. O(requests)."""
         return same_caps(len(requests), self.max_draft_tokens), same_prices(len(requests), self.min_survival)
-
-    def observe(self, drafted: IntArray, accepted: IntArray, *, step_ms: float | None = None) -> None:
-        """Take note of verified drafts; a constant budget learns nothing from them. Never raises."""
-
-    def state(self) -> dict[str, Any]:
-        """Return what was learned: nothing."""
-        return {}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Accept the state of a constant budget, which is empty. Raises TypeError: no mapping."""
-        check_state(state)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(max_draft_tokens={self.max_draft_tokens}, min_survival={self.min_survival:g})"

@@ -8,9 +8,9 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-import strategies
 from hypothesis import given
 from hypothesis import strategies as st
+from rollout_logs import logs
 from rollout_samples import KEY, rollout, stored
 
 from das import (
@@ -48,24 +48,10 @@ def as_tuple(r):
     return r.training_step or 0, r.prompt_token_ids.tolist(), r.response_token_ids.tolist(), mask, r.reward
 
 
-@st.composite
-def logs(draw):
-    """Rollouts of up to three prompts and steps, some with environment tokens, over few letters."""
-    texts = draw(strategies.collections(max_size=16))
-    log = []
-    for _ in range(draw(st.integers(1, 6))):
-        text = draw(st.sampled_from(texts))
-        bits = draw(st.integers(0, 2 ** len(text)))  # the last one: no mask
-        mask = None if bits == 2 ** len(text) else [bool(bits >> i & 1) for i in range(len(text))]
-        step, prompt = draw(st.sampled_from([None, 0, 1, 5])), draw(st.sampled_from([[1], [1, 2], [3]]))
-        log.append(rollout(text, step, prompt=prompt, response_mask=mask, reward=len(log) % 3))
-    return log
-
-
 # ---------------------------------------------------------------- what is emitted
 
 
-@given(log=logs(), group_size=st.integers(1, 3))
+@given(log=logs(max_rollouts=6), group_size=st.integers(1, 3))
 def test_the_log_is_emitted_whatever_is_drafted(log, group_size):
     for policy, order, shape in product(POLICIES, ORDERS, ["chain", "tree"]):
         run = Replay(iter(log), policy=policy, order=order, group_size=group_size, shape=shape)
@@ -184,7 +170,7 @@ def test_the_byte_limit_is_kept():
 # ---------------------------------------------------------------- no look into the future
 
 
-@given(log=logs(), seed=st.integers(0, 1000))
+@given(log=logs(max_rollouts=6), seed=st.integers(0, 1000))
 def test_later_batches_change_nothing_before_them(log, seed):
     log = [rollout(r.response_token_ids, i % 3, prompt=r.prompt_token_ids) for i, r in enumerate(log)]
     rng = random.Random(seed)

@@ -6,9 +6,9 @@ import time
 from itertools import pairwise, product
 
 import pytest
-import strategies
 from hypothesis import given
 from hypothesis import strategies as st
+from rollout_logs import logs
 from rollout_samples import rollout
 
 from das import FixedBudget, LatencyModel, NoDraft, PriceBudget, Rollout, ThroughputBudget, UnlimitedBudget
@@ -22,20 +22,6 @@ MODEL = LatencyModel(c_base_ms=5.0, c_tok_ms=0.025, c_kv_ms=1e-4, c_engine_ms=0.
 ASSIGNMENTS = ["prompt", "round-robin", "longest-first", "shared-queue"]
 POLICIES = [FixedBudget(3), PriceBudget(), UnlimitedBudget(), NoDraft(), ThroughputBudget(latency=MODEL)]
 TWENTY = list(range(100, 120))  # no token twice
-
-
-@st.composite
-def logs(draw):
-    """Rollouts of up to three prompts and steps, some with environment tokens, over few letters."""
-    texts = draw(strategies.collections(max_size=16))
-    log = []
-    for _ in range(draw(st.integers(1, 8))):
-        text = draw(st.sampled_from(texts))
-        bits = draw(st.integers(0, 2 ** len(text)))  # the last one: no mask
-        mask = None if bits == 2 ** len(text) else [bool(bits >> i & 1) for i in range(len(text))]
-        step, prompt = draw(st.sampled_from([None, 0, 1, 5])), draw(st.sampled_from([[1], [1, 2], [3]]))
-        log.append(rollout(text, step, prompt=prompt, response_mask=mask, reward=len(log) % 3))
-    return log
 
 
 def num_generated(log):
@@ -61,7 +47,7 @@ def ends(schedule):
 # ---------------------------------------------------------------- replay
 
 
-@given(log=logs(), group_size=st.integers(1, 3), shape=st.sampled_from(["chain", "tree"]))
+@given(log=logs(max_rollouts=8), group_size=st.integers(1, 3), shape=st.sampled_from(["chain", "tree"]))
 def test_one_worker_without_limit_is_the_replay(log, group_size, shape):
     for policy in POLICIES:
         projected = simulate(iter(log), policy=policy, latency=MODEL, group_size=group_size, shape=shape)
@@ -93,7 +79,7 @@ def test_widths_are_those_of_the_replay():
 
 
 @given(
-    log=logs(),
+    log=logs(max_rollouts=8),
     group_size=st.integers(1, 3),
     num_workers=st.integers(1, 3),
     max_running=st.sampled_from([None, 1, 2]),
