@@ -30,6 +30,7 @@ _PAIRS = ((0, 1), (0, 2), (1, 2))
 _SINGULAR = 1e-10  # determinant of a matrix with diagonal 1 whose terms cannot be told apart
 _COUNTS = ("num_observed", "num_ignored", "num_outliers")
 _RECENT_STEPS = 64
+_USUAL_DEVIATION = math.log(2.0)  # no step that is off by less than a factor of two is an outlier
 _LEAST_STEPS = 8  # before so many steps nothing is an outlier
 _LEANING = 0.01  # weight of the start: of a step that is off by 100 %
 
@@ -325,8 +326,9 @@ class LatencyEstimator:
         if len(self._recent) < _LEAST_STEPS:
             return False
         usual = _median(self._recent)
-        spread = _median([abs(recent - usual) for recent in self._recent])
-        return abs(deviation - usual) > max(math.log(2.0), 6.0 * spread)
+        if abs(deviation - usual) <= _USUAL_DEVIATION:
+            return False
+        return abs(deviation - usual) > 6.0 * _median([abs(recent - usual) for recent in self._recent])
 
     def _estimate(self) -> LatencyModel:
         """Solve the sums, leaning to the start at the level of what was measured.

@@ -8,11 +8,11 @@ last one. So that probability is the request's share of the pass, and the rest i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
+from das._chances import LOOKS, chances_to_be_largest, shares, smooth
 from das.budget import FinishedRollouts, FloatArray, RunningRequests
 from das.checked_values import check_state, checked_number
 from das.latency import LatencyEstimator, LatencyModel
@@ -23,7 +23,7 @@ from das.throughput_budget import ThroughputBudget, even_share
 _HORIZONS = 2.0 ** np.arange(2.0, 17.5, 0.5)  # decode steps from now
 _START_STEPS = 20.0  # decode steps of usual speed that a request counts as before its own
 _CALLS_KEPT = 16  # decode steps between looks at the lengths, which change slowly
-_LOOKS = (0.2113, 0.7887)  # where in a stretch of the horizon integrands are looked at (Gauss, two points)
+_TIMES_SMOOTHED = 2  # blurs by some 35 % of the horizon: how fast a request will get on is as little known
 _STARTS = np.array([0.125, 0.375, 0.625, 0.875])  # of requests that wait, as parts of the time until none does
 
 
@@ -73,7 +73,7 @@ class LengthAwareBudget(ThroughputBudget):
         self._forget_chances()
 
     def observe_finished(self, finished: FinishedRollouts) -> None:
-        """Learn from the lengths of finished rollouts. O(rollouts), some 5 us each."""
+        """Learn from the lengths of finished rollouts. O(rollouts), some 0.3 us each."""
         self.lengths.observe_finished(finished.prompt_keys, finished.num_response_tokens)
         self._has_new_rollouts = True
 
@@ -109,19 +109,13 @@ class LengthAwareBudget(ThroughputBudget):
         even = even_share(requests)
         if self.length_weight == 0.0 or len(requests) < 2:
             return even
-        if self._has_new_rollouts and len(requests) == requests.num_running:
-            self.lengths.observe_running(requests.num_response_tokens)
-            self._has_new_rollouts = False
         if self._num_calls % _CALLS_KEPT == 0:
+            if self._has_new_rollouts and len(requests) == requests.num_running:
+                self.lengths.observe_running(requests.num_response_tokens)
+                self._has_new_rollouts = False
             self._note(requests, self._chances_of_ending_last(requests))
         self._num_calls += 1
-        known = np.minimum(np.searchsorted(self._numbers, requests.request_numbers), len(self._numbers) - 1)
-        is_new = self._numbers[known] != requests.request_numbers
-        last = np.where(is_new, 1.0 / len(requests), self._chances[known])
-        # Of a batch of which we are told a part, that part shares its even part.
-        last *= len(requests) * even / max(float(last.sum()), 1e-12)
-        mixed: FloatArray = self.length_weight * last + (1.0 - self.length_weight) * even
-        return mixed
+        return shares(self._numbers, self._chances, requests.request_numbers, even, self.length_weight)
 
     def _note(self, requests: RunningRequests, chances: FloatArray) -> None:
         order = np.argsort(requests.request_numbers)
@@ -132,12 +126,13 @@ class LengthAwareBudget(ThroughputBudget):
         forecast = self.lengths.forecast(requests.prompt_keys, requests.num_response_tokens)
         usual = self.tokens_per_decode_step
         speeds = (requests.num_emitted_tokens + _START_STEPS * usual) / (requests.num_decode_steps + _START_STEPS)
-        ended = 1.0 - _smoothed(forecast.remaining_survival(speeds[:, None] * _HORIZONS))
-        waiting = np.zeros((len(_LOOKS), len(_HORIZONS) + 1))
+        going_on = forecast.remaining_survival(speeds[:, None] * _HORIZONS)
+        smooth(going_on, _TIMES_SMOOTHED)
+        waiting = np.zeros((len(LOOKS), len(_HORIZONS) + 1))
         if requests.num_waiting:
             left = float((forecast.expected_remaining_tokens() / speeds).sum())
             waiting = self._waiting_ended(requests.num_waiting, len(requests), left)
-        chances = chances_to_be_largest(ended, waiting)
+        chances = chances_to_be_largest(1.0 - going_on, waiting)
         rest = max(0.0, 1.0 - float(chances.sum()))
         return chances + rest / len(requests)
 
@@ -150,47 +145,13 @@ class LengthAwareBudget(ThroughputBudget):
         mean_tokens = float(((survival[1:] + survival[:-1]) / 2 * np.diff(LENGTH_EDGES)).sum())
         drained = (running_steps + max(0, num_waiting - num_running) * mean_tokens / usual) / num_running
         tokens = usual * (_HORIZONS - drained * _STARTS[:, None])
-        ended = 1.0 - _smoothed(np.interp(tokens, LENGTH_EDGES, survival))
-        return np.array([num_waiting / len(_STARTS) * np.log(look).sum(axis=0) for look in _looks(ended)])
+        going_on = np.interp(tokens, LENGTH_EDGES, survival)
+        smooth(going_on, _TIMES_SMOOTHED)
+        edges = np.zeros((len(_STARTS), len(_HORIZONS) + 2))
+        edges[:, 1:-1], edges[:, -1] = 1.0 - going_on, 1.0
+        looks = [np.maximum(edges[:, :-1] * (1.0 - look) + edges[:, 1:] * look, 1e-12) for look in LOOKS]
+        return np.array([num_waiting / len(_STARTS) * np.log(look).sum(axis=0) for look in looks])
 
     def _forget_chances(self) -> None:
         self._num_calls = 0
         self._numbers, self._chances = np.zeros(0, np.int64), np.zeros(0)
-
-
-def chances_to_be_largest(cumulative: FloatArray, others: FloatArray) -> FloatArray:
-    """Return for each of several independent numbers the probability that it is the largest.
-
-    Args:
-        cumulative: of each number the probability to be below each edge of a grid, [numbers, edges]; what is missing to
-            1 at the last edge lies beyond it.
-        others: of numbers beside these the logarithm of the probability that all are below, at `_LOOKS` in each of the
-            edges + 1 stretches, [looks, edges + 1]; 0 where there are none.
-
-    Returns:
-        float64 [numbers], the integral over all values of a number's density times the probability that all others are
-        below. Without others scaled to sum to 1, else to at most 1. Never raises for probabilities. O(numbers x edges).
-    """
-    masses = np.diff(cumulative, axis=1, prepend=0.0, append=1.0)
-    chances = np.zeros(len(cumulative))
-    for others_there, below in zip(others, _looks(cumulative), strict=True):
-        chances += (masses / below) @ (below.prod(axis=0) * np.exp(others_there)) / len(_LOOKS)
-    total = float(chances.sum())
-    if total > 1.0 or (total > 0.0 and not others.any()):
-        chances /= total
-    return chances
-
-
-def _looks(cumulative: FloatArray) -> Iterator[FloatArray]:
-    """Return for each of `_LOOKS` the probabilities to be below it, [numbers, stretches], never 0."""
-    edges = np.concatenate([np.zeros((len(cumulative), 1)), cumulative, np.ones((len(cumulative), 1))], axis=1)
-    for look in _LOOKS:
-        yield np.maximum(edges[:, :-1] * (1.0 - look) + edges[:, 1:] * look, 1e-12)
-
-
-def _smoothed(survival: FloatArray) -> FloatArray:
-    """Blur by some 35 % of the horizon, as how fast a request will get on is as little known."""
-    for _ in range(2):
-        survival = np.concatenate([survival[:, :1], survival, survival[:, -1:]], axis=1)
-        survival = (survival[:, :-2] + 2.0 * survival[:, 1:-1] + survival[:, 2:]) / 4.0
-    return survival

@@ -66,14 +66,6 @@ def between(before: FloatArray, after: FloatArray, bins: Positions, at: npt.NDAr
     return value
 
 
-def tokens_beyond(above: FloatArray) -> FloatArray:
-    """Return, of rollouts counted above each edge, the sum of what they have beyond it; along the last axis."""
-    beyond = np.zeros_like(above)
-    areas = (above[..., :-1] + above[..., 1:]) * (WIDTHS / 2)
-    np.cumsum(areas[..., ::-1], axis=-1, out=beyond[..., -2::-1])
-    return beyond
-
-
 def length_exceeded_by(num_rollouts: FloatArray, above: FloatArray) -> FloatArray:
     """Return for each row of rollouts above each edge the length that so many of them exceed."""
     bins = np.count_nonzero(above > num_rollouts[:, None], axis=1) - 1

@@ -45,7 +45,9 @@ das.live_request
 das.length_budget das.class_budget das.adaptive_budget
 das.throughput_budget das.makespan das.latency_presets das.length_classes
 das.budget das.lengths das.acceptance_curve das.latency
-das.history das.confidence das.hedge das.length_grid
+das.history das.confidence das.hedge
+das._length_counts das._chances
+das.length_grid
 das.prompt_record das.common_text das.reliability das.metrics
 das.prompt_tree das.verify das.checked_file das.worker_states
 das._live_requests das.rollout das.checked_values

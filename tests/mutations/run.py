@@ -81,7 +81,18 @@ def build(folder: Path, modules: list[str]) -> None:
 
 
 def run_tests(folder: Path, tests: tuple[str, ...]) -> tuple[int | None, str]:
-    options = ["-x", "-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", "-p", "short_tests"]
+    options = [
+        "-x",
+        "-q",
+        "--no-header",
+        "--tb=no",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "short_tests",
+        "-m",
+        "not slow and not timed",
+    ]
     return run([sys.executable, "-m", "pytest", *options, *(f"tests/{name}" for name in tests)], folder)
 
 

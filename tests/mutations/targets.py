@@ -18,6 +18,8 @@ LENGTH_BUDGET = "das/length_budget.py"
 CLASS_BUDGET = "das/class_budget.py"
 ADAPTIVE = "das/adaptive_budget.py"
 LENGTHS = "das/lengths.py"
+LENGTH_COUNTS = "das/_length_counts.pyx"
+CHANCES = "das/_chances.pyx"
 CLASSES = "das/length_classes.py"
 MAKESPAN = "das/makespan.py"
 CURVE = "das/acceptance_curve.py"
@@ -89,6 +91,8 @@ TESTS = {
     CLASS_BUDGET: ("test_class_budget.py",),
     ADAPTIVE: ("test_adaptive_budget.py",),
     LENGTHS: ("test_lengths.py", "test_length_streams.py"),
+    LENGTH_COUNTS: ("test_lengths.py", "test_length_streams.py"),
+    CHANCES: ("test_length_budget.py",),
     CLASSES: ("test_length_classes.py",),
     MAKESPAN: ("test_makespan.py",),
     CURVE: ("test_acceptance_curve.py",),
