@@ -2,7 +2,7 @@
 # checked: native code under sanitizers.    mutations: do the tests notice broken code? (ARGS='--sample 1/10')
 # test-vllm: the tests on the real vLLM, CPU build, in an environment of its own (4 GB; minutes to install).
 # sglang: tests on SGLang's real engine, on this CPU (an environment of its own: 3 GB, minutes).
-# bench: das beside its peers.    clean: remove what was built; virtual environments stay.
+# docs: the documentation as a site, in out/docs.    bench: das beside its peers.    clean: remove what was built; virtual environments stay.
 
 PYTHON ?= python3
 PEERS = .venvs/bench
@@ -13,7 +13,7 @@ STUBBED = $(subst /,.,$(basename $(wildcard das/*.pyi)))
 NATIVE = pyproject.toml $(wildcard das/*.pyx das/*.pxd)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo test test-vllm lint checked mutations sglang bench clean
+.PHONY: demo docs test test-vllm lint checked mutations sglang bench clean
 
 demo: .venv/.das-analysis
 	.venv/bin/das inspect $(EXAMPLE)
@@ -29,8 +29,13 @@ test-vllm: $(VLLM)/.das
 lint: .venv/.das-dev
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
+	.venv/bin/codespell
 	.venv/bin/mypy
 	.venv/bin/python -m mypy.stubtest $(STUBBED) --allowlist tests/stubtest_allowlist.txt
+
+docs: .venv/.das-docs
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet --strict --site-dir out/docs
+	@echo "out/docs/index.html"
 
 checked: .venv/.das-dev
 	.ci/checked_build .venv/bin/python

@@ -59,14 +59,14 @@ cdef class LengthCounts:
         self._window_view = self._window
         self._make_room(FIRST_ROWS)
 
+    def __reduce__(self):
+        keys, counts, bins = self.prompts()
+        settings = (self._window_size, self._prompt_window_size, self._max_prompts)
+        return _counted, (settings, self.window(), np.repeat(keys, counts), bins)
+
     @property
     def num_prompts(self):
         return len(self._rows)
-
-    @property
-    def prompt_keys(self):
-        """Of the prompts kept, in order of their last rollout."""
-        return list(self._rows)
 
     def observe(self, const uint64_t[::1] keys not None, const int64_t[::1] lengths not None):
         """Count finished rollouts, in order of their ends: of the window, and of their prompts; the oldest leave.
@@ -133,10 +133,14 @@ cdef class LengthCounts:
         """Return the bins of the last rollouts of all prompts, the oldest first, uint8. O(window)."""
         return _in_order(self._window, self._num_pushed)
 
-    def bins_of(self, uint64_t key):
-        """Return the bins of a prompt's last rollouts, the oldest first, uint8. KeyError: not known."""
-        cdef int64_t row = self._rows[key]
-        return _in_order(self._recent[row], self._seen_view[row])
+    def prompts(self):
+        """Return keys (uint64), numbers of rollouts kept (int64), and their bins (uint8), one prompt after another.
+
+        Prompts come in the order of their last rollout, rollouts the oldest first. O(prompts + rollouts).
+        """
+        bins = [_in_order(self._recent[row], self._seen_view[row]) for row in self._rows.values()]
+        counts = np.array([len(of_one) for of_one in bins], np.int64)
+        return np.array(list(self._rows), np.uint64), counts, np.concatenate([np.empty(0, np.uint8), *bins])
 
     cdef void _push_overall(self, uint8_t its_bin):
         cdef int64_t slot = self._num_pushed % self._window_size
@@ -195,6 +199,13 @@ cdef class LengthCounts:
         self._recent, self.above, self._num_seen = recent, above, num_seen
         self._recent_view, self._above_view, self._seen_view = recent, above, num_seen
         return 0
+
+
+def _counted(settings, window, keys, bins):
+    """What a pickled LengthCounts is made from again."""
+    counts = LengthCounts(*settings)
+    counts.load(window, keys, bins)
+    return counts
 
 
 cdef int _check_bins(const uint8_t[::1] bins) except -1:

@@ -269,14 +269,9 @@ class LengthModel:
         Of the prompts in order of their last rollout: `prompt_keys` (uint64), `prompt_num_rollouts` (int64), and
         `prompt_bins` (uint8), those of one prompt after another, the oldest first. Running requests are not in it.
         """
-        keys = self._counts.prompt_keys
-        bins_of_prompts = [self._counts.bins_of(key) for key in keys]
-        return {
-            "window": self._counts.window(),
-            "prompt_keys": np.array(keys, np.uint64),
-            "prompt_num_rollouts": np.array([len(bins) for bins in bins_of_prompts], np.int64),
-            "prompt_bins": np.concatenate([np.empty(0, np.uint8), *bins_of_prompts]),
-        }
+        keys, counts, bins = self._counts.prompts()
+        window = self._counts.window()
+        return {"window": window, "prompt_keys": keys, "prompt_num_rollouts": counts, "prompt_bins": bins}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Replace what was learned by `state`; of more than the settings allow, what is latest.

@@ -1,6 +1,8 @@
 """LengthModel and LengthForecast: a slow oracle, laws, named examples, and what they refuse."""
 
+import copy
 import json
+import pickle
 import time
 from itertools import pairwise
 
@@ -220,7 +222,8 @@ def test_the_prompt_seen_longest_ago_is_dropped():
     model = LengthModel(max_prompts=2)
     for key, length in [(1, 1000), (2, 10), (1, 1000), (3, 10)]:
         model.observe_finished(*columns([(key, length)]))
-    assert model.state()["prompt_keys"].tolist() == [1, 3]
+    state = model.state()
+    assert (state["prompt_keys"].tolist(), state["prompt_num_rollouts"].tolist()) == ([1, 3], [2, 1])
     counts = model.prompt_rollouts_longer_than(np.array([0, 500]), prompt_keys=np.array([1, 2, 3], np.uint64))
     assert counts.tolist() == [[2, 2], [0, 0], [1, 0]]
     assert (model.num_prompts, model.num_rollouts) == (2, 4)
@@ -237,6 +240,26 @@ def test_in_one_call_or_in_several_the_same_is_learned(pairs, cuts, max_prompts,
     assert same(at_once.state(), in_parts.state())
     asked = columns([(key, so_far) for key in KEYS for so_far in (0, 100)])
     assert np.array_equal(at_once.forecast(*asked).survival_at_edges(), in_parts.forecast(*asked).survival_at_edges())
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_goes_on_by_itself(copied):
+    """The simulator gives each worker a copy of the policy."""
+    model = LengthModel(window_rollouts=5, prompt_window_rollouts=2)
+    assert copied(model).num_rollouts == 0
+    for key, length in [(1, 100), (2, 7), (1, 200), (1, 300), (3, 9), (2, 40), (2, 41)]:
+        model.observe_finished(*columns([(key, length)]))
+    other = copied(model)
+    before = model.state()
+    assert same(other.state(), before)
+    for key, length in [(4, 1), (1, 500), (4, 2)]:
+        other.observe_finished(*columns([(key, length)]))
+    assert same(model.state(), before)
+    for key, length in [(4, 1), (1, 500), (4, 2)]:
+        model.observe_finished(*columns([(key, length)]))
+    assert same(model.state(), other.state())
+    asked = columns([(key, 0) for key in (1, 2, 3, 4, 5)])
+    assert np.array_equal(model.forecast(*asked).survival_at_edges(), other.forecast(*asked).survival_at_edges())
 
 
 def test_counts_refuse_what_does_not_fit_and_change_nothing():

@@ -130,7 +130,7 @@ def killer(mutation: Mutation, pristine: Path, folder: Path) -> str | None:
 def prepare(mutations: list[Mutation], folder: Path) -> None:
     """Copy and compile the sources as they are, and make sure that they pass the tests that mutations shall fail."""
     unwanted = shutil.ignore_patterns("*.so", "*.c", "__pycache__")
-    for name in ("das", "tests"):
+    for name in ("das", "tests", "examples"):
         shutil.copytree(ROOT / name, folder / name, ignore=unwanted)
     shutil.copy(ROOT / "pyproject.toml", folder)
     build(folder, [])
