@@ -35,7 +35,7 @@ def prompt_key(prompt_token_ids: TokenIds) -> int:
 
 
 def named_prompt_key(name: object) -> int:
-    """Return the key of a prompt that has a name: an int of 0 to 2**64 - 1 is its own, anything else goes by its text."""
+    """Return the key of a named prompt: an int of 0 to 2**64 - 1 is its own, anything else goes by its text."""
     if isinstance(name, int) and not isinstance(name, bool) and 0 <= name < 1 << 64:
         return name
     digest = hashlib.blake2b(str(name).encode("utf-8", "replace"), digest_size=8).digest()

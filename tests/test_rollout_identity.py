@@ -127,9 +127,7 @@ def test_whoever_comes_in_whatever_order_counts_once(data, groups_of_epochs, is_
     be taken for one epoch more, and the oldest leaves the window early.
     """
     window_epochs = 3 if is_told else 5
-    engine, trainer, both = runs(
-        data, groups_of_epochs, is_told=is_told, is_shuffled=True, window_epochs=window_epochs
-    )
+    engine, trainer, both = runs(data, groups_of_epochs, is_told=is_told, is_shuffled=True, window_epochs=window_epochs)
     assert sorted_window(both) == sorted_window(trainer)
     assert engine.counts() == trainer.counts() == both.counts()
 
