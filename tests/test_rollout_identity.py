@@ -163,3 +163,31 @@ def test_what_another_engine_has_said_before_is_not_claimed_by_a_later_epoch():
     drafter.extend("b", [4])
     drafter.finish("b")
     assert [r.training_step for r in history.rollouts(KEY)] == [60, 61]
+
+
+def finished(history, *names_and_responses):
+    """Run requests side by side, without saying their step."""
+    drafter = Drafter(history)
+    for name, _ in names_and_responses:
+        drafter.start(name, prompt_token_ids=PROMPT)
+    for name, response in names_and_responses:
+        drafter.extend(name, response)
+        drafter.finish(name)
+
+
+def test_das_counts_on_from_the_newest_step_so_an_older_one_is_another_epoch():
+    history = RolloutHistory()
+    finished(history, ("a", [9]))
+    assert not history.add(rollout([9], 4))
+    finished(history, ("b", [4]))
+    assert history.add(rollout([4], 2))  # late, and of another engine
+    assert [r.training_step for r in history.rollouts(KEY)] == [2, 4, 5]
+
+
+def test_an_epoch_whose_step_was_told_stays_there():
+    """Also where das' count happened to be right."""
+    history = RolloutHistory()
+    finished(history, ("a", [4]), ("b", [4]))
+    assert not history.add(rollout([4], 0))
+    assert history.add(rollout([4], 3))  # of another engine; one of the first two still has no number
+    assert [r.training_step for r in history.rollouts(KEY)] == [0, 0, 3]

@@ -1,11 +1,14 @@
-"""Configurations, and the hooks of trainers that are not on the package index: by the fields that their records have."""
+"""Configurations, and hooks of trainers that are not on the package index, by the fields of their records."""
 
 import asyncio
 import json
+import re
 import sys
 import threading
+import tomllib
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -63,6 +66,22 @@ def test_hooks_are_named_where_they_are():
         verl.configuration(agent_loop_config_path="/a.yaml").arguments[-1].endswith(".agent_loop_config_path=/a.yaml")
     )
     assert openrlhf.configuration(agent_func_path="/a.py").arguments == ("--train.agent_func_path", "/a.py")
+
+
+def test_the_page_for_users_says_the_same():
+    page = (Path(__file__).parent.parent / "docs" / "trainers.md").read_text(encoding="utf-8")
+    sglang = slime.configuration(with_rewards=True, with_keys=True).arguments
+    lines = [*verl.configuration(agent_loop_config_path="/shared/das_agent_loops.yaml").arguments]
+    lines += [" ".join(pair) for pair in zip(sglang[::2], sglang[1::2], strict=True)]
+    lines += [f"--speculative-config '{trl.configuration().arguments[1]}'"]
+    lines += [f"{name}='{value}'" for name, value in openrlhf.configuration().environment.items()]
+    lines += [" ".join(openrlhf.configuration(agent_func_path="das_agent.py").arguments)]
+    assert [line for line in lines if line not in page] == []
+    (toml,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    assert tomllib.loads(toml) == das_prime_rl.configuration().settings
+    (yaml,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    as_json = re.sub(r"([\w.]*[A-Za-z_][\w.]*)", r'"\1"', "{" + yaml.strip() + "}")
+    assert json.loads(as_json) == das_nemo_rl.configuration().settings
 
 
 @pytest.mark.parametrize("number", [0, MOST_DRAFT_TOKENS + 1, True, 1.5])
