@@ -134,7 +134,8 @@ class RolloutHistory:
         Raises:
             TypeError: not a Rollout.
 
-        Complexity: O(1) beside the epochs and rollouts that leave the window. Trees see it at the next `start`.
+        Complexity: O(1) beside equal responses, what leaves the window, and epochs whose step turns out to be another.
+        Trees see it at the next `start`.
         """
         if not isinstance(rollout, Rollout):
             raise TypeError(f"rollout must be a Rollout, not {type(rollout).__name__}")
