@@ -1,6 +1,7 @@
 # demo: replay the example log.   test: run the tests (ARGS='-k history').   lint: everything static.
 # checked: native code under sanitizers.    mutations: do the tests notice broken code? (ARGS='--sample 1/10')
 # test-vllm: the tests on the real vLLM, CPU build, in an environment of its own (4 GB; minutes to install).
+# test-trainers: TRL's real trainer and the hooks of verl and OpenRLHF, in an environment of its own (2 GB; minutes).
 # sglang: tests on SGLang's real engine, on this CPU (an environment of its own: 3 GB, minutes).
 # docs: the documentation as a site, in out/docs.    bench: das beside its peers.    clean: remove what was built; virtual environments stay.
 
@@ -8,12 +9,13 @@ PYTHON ?= python3
 PEERS = .venvs/bench
 VLLM = .venvs/vllm
 SGLANG = .venvs/sglang
+TRAINERS = .venvs/trainers
 EXAMPLE = examples/amc23_rollouts.jsonl.gz
 STUBBED = $(subst /,.,$(basename $(wildcard das/*.pyi)))
 NATIVE = pyproject.toml $(wildcard das/*.pyx das/*.pxd)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo docs test test-vllm lint checked mutations sglang bench clean
+.PHONY: demo docs test test-vllm test-trainers lint checked mutations sglang bench clean
 
 demo: .venv/.das-analysis
 	.venv/bin/das inspect $(EXAMPLE)
@@ -25,6 +27,10 @@ test: .venv/.das-test
 
 test-vllm: $(VLLM)/.das
 	$(VLLM)/bin/python -m pytest -q -m vllm tests/engine_vllm $(ARGS)
+
+# One thread, as below. There is no hub to ask: the model is in the repository.
+test-trainers: $(TRAINERS)/.das
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(TRAINERS)/bin/python -m pytest -q -m trainers tests/engine_trainers $(ARGS)
 
 lint: .venv/.das-dev
 	.venv/bin/ruff check .
@@ -52,7 +58,7 @@ bench: $(PEERS)/.das
 	PATH="$(CURDIR)/$(PEERS)/bin:$$PATH" sh bench/run.sh $(ARGS)
 
 clean:
-	rm -rf build dist *.egg-info das/*.c das/*.so .venv/.das* $(PEERS)/.das $(VLLM)/.das $(SGLANG)/.das
+	rm -rf build dist *.egg-info das/*.c das/*.so .venv/.das* $(PEERS)/.das $(VLLM)/.das $(SGLANG)/.das $(TRAINERS)/.das
 	rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find das integrations tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -81,6 +87,19 @@ $(VLLM)/.vllm:
 
 $(VLLM)/.das: $(VLLM)/.vllm $(NATIVE)
 	$(VLLM)/bin/pip install --quiet --no-deps --editable .
+	@touch $@
+
+# verl and OpenRLHF pin engines that need a GPU: without them, and with what those of their modules import that hooks meet.
+$(TRAINERS)/.trainers:
+	$(PYTHON) -m venv $(TRAINERS)
+	$(TRAINERS)/bin/pip install --quiet torch==2.13.0
+	$(TRAINERS)/bin/pip install --quiet trl==1.16.0 transformers==5.24.0 'pytest>=8' 'hypothesis>=6.100' \
+		ray hydra-core 'tensordict<=0.10' torchdata codetiming cachetools pylatexenc pillow peft tensorboard aiohttp uvicorn fastapi
+	$(TRAINERS)/bin/pip install --quiet --no-deps verl==0.9.1 openrlhf==0.11.2
+	@touch $@
+
+$(TRAINERS)/.das: $(TRAINERS)/.trainers $(NATIVE)
+	$(TRAINERS)/bin/pip install --quiet --no-deps --editable .
 	@touch $@
 
 $(SGLANG)/.sglang: tests/sglang_stand_ins/install.sh

@@ -118,7 +118,14 @@ class Drafter:
             self.history.close_dropped()
             record = self.history.record_for(key)
             step = record.step_of_new_request(training_step)
-            request = LiveRequest(prompt, key, record, step, NO_LIMIT if max_total_tokens is None else max_total_tokens)
+            request = LiveRequest(
+                prompt,
+                key,
+                record,
+                step,
+                NO_LIMIT if max_total_tokens is None else max_total_tokens,
+                is_step_counted=training_step is None,
+            )
             tree = self.history.tree_for(key, step)
             request.enter(tree, self._table, self._common_tree_for(record))
             record.open_requests[request] = None
@@ -344,7 +351,8 @@ class Drafter:
             request.record.open_requests.pop(request, None)
             request.record.note_finished()
             self._finished += counters
-            self.history.finish(request.key, request.tree, rollout, counters)
+            is_step_counted = request.is_step_counted and training_step is None
+            self.history.finish(request.key, request.tree, rollout, counters, is_step_counted=is_step_counted)
             return counters
 
     def close(self) -> None:

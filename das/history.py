@@ -72,7 +72,8 @@ class RolloutHistory:
 
     An epoch of a prompt is one training step at which it was sampled; the last `window_epochs` of them stay. A rollout
     is known by its request_id or else by prompt, response, training step and ordinal: adding a known one updates its
-    reward and step and never counts it twice. One whose id is known, with another response, is another rollout. Beyond
+    reward and step and never counts it twice. One whose id is known, with another response, is another rollout. What an
+    engine generated and named, and a trainer adds under an ordinal, is one rollout, whoever comes first. Beyond
     `max_bytes`, the prompts used least recently lose their tree first, then their rollouts; prompts with open requests
     keep both.
 
@@ -133,7 +134,8 @@ class RolloutHistory:
         Raises:
             TypeError: not a Rollout.
 
-        Complexity: O(1) beside the epochs and rollouts that leave the window. Trees see it at the next `start`.
+        Complexity: O(1) beside equal responses, what leaves the window, and epochs whose step turns out to be another.
+        Trees see it at the next `start`.
         """
         if not isinstance(rollout, Rollout):
             raise TypeError(f"rollout must be a Rollout, not {type(rollout).__name__}")
@@ -295,13 +297,25 @@ class RolloutHistory:
         newest_first = list(islice(reversed(self._finished), num_added - num_heard))
         return num_added, newest_first[::-1]
 
-    def finish(self, prompt_key: int, tree: PromptTree, rollout: Rollout | None, counters: AcceptanceCounters) -> None:
-        """A request of that prompt ended: keep its rollout, whose tokens are in `tree` already, or (None) forget it."""
+    def finish(
+        self,
+        prompt_key: int,
+        tree: PromptTree,
+        rollout: Rollout | None,
+        counters: AcceptanceCounters,
+        *,
+        is_step_counted: bool,
+    ) -> None:
+        """A request of that prompt ended: keep its rollout, whose tokens are in `tree` already, or (None) forget it.
+
+        Args:
+            is_step_counted: nobody said which training step it belongs to; the prompt's epochs were counted.
+        """
         record = self._prompts[prompt_key]
         if rollout is None:
             record.forget_running()
         else:
-            serial = self._add(rollout, counters)
+            serial = self._add(rollout, counters, is_step_counted=is_step_counted)
             if serial is None:  # known already, or too late for the window
                 record.forget_running()
             elif record.tree is tree:
@@ -353,12 +367,18 @@ class RolloutHistory:
 
     # ---------------------------------------------------------------- inside
 
-    def _add(self, rollout: Rollout, counters: AcceptanceCounters = _NOT_GENERATED_HERE) -> int | None:
+    def _add(
+        self,
+        rollout: Rollout,
+        counters: AcceptanceCounters = _NOT_GENERATED_HERE,
+        *,
+        is_step_counted: bool = False,
+    ) -> int | None:
         key = rollout.key
         is_first_use = key not in self._prompts
         record = self.record_for(key)
         before = record.rollout_bytes, len(record), record.num_tokens
-        outcome = record.add(rollout)
+        outcome = record.add(rollout, is_step_counted=is_step_counted)
         self._count_change(record, before)
         self._counts.update(
             num_added=int(outcome.serial is not None),

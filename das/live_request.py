@@ -21,6 +21,7 @@ class LiveRequest:
     __slots__ = (
         "common",
         "common_sequence",
+        "is_step_counted",
         "key",
         "max_total_tokens",
         "pending_environment",
@@ -35,12 +36,20 @@ class LiveRequest:
     )
 
     def __init__(
-        self, prompt: TokenArray, key: int, record: PromptRecord, training_step: int, max_total_tokens: int
+        self,
+        prompt: TokenArray,
+        key: int,
+        record: PromptRecord,
+        training_step: int,
+        max_total_tokens: int,
+        *,
+        is_step_counted: bool,
     ) -> None:
         self.prompt = prompt
         self.key = key
         self.record = record
         self.training_step = training_step
+        self.is_step_counted = is_step_counted  # nobody said which step it is
         self.max_total_tokens = max_total_tokens
         self.runs: list[list[int]] = []  # [is generated, number of tokens], only once environment tokens came
         self.pending_environment = 0  # trailing environment tokens that the tree has not seen yet

@@ -60,10 +60,13 @@ class PromptRecord:
     __slots__ = (
         "_by_request_id",
         "_by_response_hash",
+        "_counted_steps",
         "_epochs",
         "_is_tainted",
         "_next_serial",
+        "_numbered",
         "_prompt",
+        "_told_steps",
         "_tree_bytes",
         "_window_epochs",
         "current_step",
@@ -90,6 +93,9 @@ class PromptRecord:
         self._by_request_id: dict[str, int] = {}  # -> serial number
         self._by_response_hash: dict[int, tuple[int, ...]] = {}  # -> serial numbers, of any training step
         self._next_serial = 0
+        self._numbered: set[int] = set()  # serial numbers of named rollouts that go by the ordinal 0, too
+        self._counted_steps: set[int] = set()  # epochs whose step is das' own count
+        self._told_steps: dict[int, int] = {}  # counted step -> what it turned out to be, newest last
         self._is_tainted = False  # the tree holds rollouts that it should not
         self._prompt: TokenArray | None = None
         self._tree_bytes = 0
@@ -120,14 +126,29 @@ class PromptRecord:
         self.is_saved &= self.has_finished
         self.has_finished = True
 
-    def add(self, rollout: Rollout) -> Addition:
-        """Take in a rollout: new, known, or too late."""
+    def add(self, rollout: Rollout, *, is_step_counted: bool = False) -> Addition:
+        """Take in a rollout: new, known, or too late.
+
+        Args:
+            is_step_counted: its training step is das' own count of the prompt's epochs, not what anybody said.
+        """
+        is_step_counted = is_step_counted or rollout.training_step is None
         step = self.current_step if rollout.training_step is None else rollout.training_step
-        known = self._find(rollout, step)
+        if is_step_counted:
+            step = self._told_steps.get(step, step)
+        else:
+            self._counted_steps.discard(step)
+        known = self._find_named(rollout, step)
         if known is not None:
-            return self._update(*known, rollout)
+            return self._update(*known, rollout, new_step=known[0] if rollout.training_step is None else step)
+        known = self._find_equal(rollout, step, is_step_counted=is_step_counted)
+        if known is not None:
+            step = self._tell_step(known[0], step, is_step_counted=is_step_counted)
+            return self._update(step, known[1], rollout, new_step=step)
         if len(self._epochs) >= self._window_epochs and step < min(self._epochs):
             return Addition(is_late=True)
+        if is_step_counted and step not in self._epochs:
+            self._counted_steps.add(step)
         serial = self._next_serial
         self._next_serial += 1
         self._insert(step, serial, with_changes(rollout, training_step=step))
@@ -186,22 +207,67 @@ class PromptRecord:
         self._tree_bytes = self.tree.tree.memory_bytes() if self.tree else 0
         return self._tree_bytes - before
 
-    def _find(self, rollout: Rollout, step: int) -> tuple[int, int] | None:
-        """Return (training step, serial number) of the stored rollout that this one is, if any."""
+    def _find_named(self, rollout: Rollout, step: int) -> tuple[int, int] | None:
+        """Return (training step, serial number) of the stored rollout of this one's request_id, if any."""
+        serial = self._by_request_id.get(rollout.request_id) if rollout.request_id is not None else None
+        if serial is not None:
+            known = self._step_of(serial), serial
+            if self._is_same(known, rollout, step):
+                return known  # else an engine that counts its requests from 0 again, or another engine
+        named = [same for same in self._equal_in(rollout, step) if same[2].request_id == rollout.request_id is not None]
+        return named[0][:2] if named else None
+
+    def _find_equal(self, rollout: Rollout, step: int, *, is_step_counted: bool) -> tuple[int, int] | None:
+        """Return (training step, serial number) of the stored rollout of the same text that this one is, if any.
+
+        Engines name what they generate, trainers number it. A number finds its own rollout, or the first with a name
+        and no number yet; a name finds the first with a number and no name yet. So there are as many equal rollouts as
+        names, or as numbers, whichever are more, whoever comes first. Where a step is das' count, the other may say
+        another one: not a lower one, as das counts on from the newest it knows.
+        """
+        found = self._equal_in(rollout, step)
+        if rollout.request_id is None:
+            numbered = [same for same in found if self._has_number(same) and same[2].ordinal == rollout.ordinal]
+            if numbered:
+                return numbered[0][:2]
+            others = [other for other in self._counted_steps if other < step or rollout.training_step is None]
+        else:
+            others = [other for other in self._epochs if other > step] if is_step_counted else []
+        found += [same for other in sorted(set(others) - {step}) for same in self._equal_in(rollout, other)]
+        if rollout.request_id is None:
+            found = [same for same in found if not self._has_number(same)]
+        else:
+            found = [same for same in found if same[2].request_id is None and rollout.ordinal in (0, same[2].ordinal)]
+        return found[0][:2] if found else None
+
+    def _equal_in(self, rollout: Rollout, step: int) -> list[tuple[int, int, Rollout]]:
+        """Return (training step, serial number, rollout) of what an epoch holds with the same response."""
         epoch = self._epochs.get(step, {})
-        same = [serial for serial in self._by_response_hash.get(rollout.response_hash, ()) if serial in epoch]
-        if rollout.request_id is not None:
-            serial = self._by_request_id.get(rollout.request_id)
-            if serial is not None:
-                known = self._step_of(serial), serial
-                if self._is_same(known, rollout, step):
-                    return known  # else an engine that counts its requests from 0 again, or another engine
-            for name in (rollout.request_id, None):
-                named = [serial for serial in same if epoch[serial].request_id == name]
-                if named:
-                    return step, named[0]
-            return None
-        return (step, same[rollout.ordinal]) if rollout.ordinal < len(same) else None
+        serials = self._by_response_hash.get(rollout.response_hash, ())
+        return [(step, serial, epoch[serial]) for serial in serials if serial in epoch]
+
+    def _has_number(self, known: tuple[int, int, Rollout]) -> bool:
+        """Whether a trainer, or a log, has numbered this rollout: all without a name are."""
+        _, serial, rollout = known
+        return rollout.request_id is None or rollout.ordinal > 0 or serial in self._numbered
+
+    def _tell_step(self, known_step: int, step: int, *, is_step_counted: bool) -> int:
+        """Return the step of a rollout that is stored at one step and comes with another, if one of them is counted.
+
+        All of a counted epoch was sampled at one step, so it moves to the one that was told, as will what still runs.
+        """
+        if known_step == step or (is_step_counted and known_step in self._counted_steps):
+            return known_step  # nobody told either
+        counted, told = (step, known_step) if is_step_counted else (known_step, step)
+        self._told_steps[counted] = told
+        if len(self._told_steps) > self._window_epochs:
+            del self._told_steps[next(iter(self._told_steps))]
+        self._counted_steps.discard(counted)
+        moved = {serial: with_changes(one, training_step=told) for serial, one in self._epochs.pop(counted, {}).items()}
+        self._epochs[told] = dict(sorted((self._epochs.get(told, {}) | moved).items()))  # in order of arrival
+        self.current_step = max(self.current_step, told)
+        self.is_saved = False
+        return told
 
     def _step_of(self, serial: int) -> int:
         """Return the epoch that a stored rollout is in. O(window_epochs), which costs less than a tuple a rollout."""
@@ -217,25 +283,30 @@ class PromptRecord:
             stored.response_token_ids[:length], rollout.response_token_ids[:length]
         )
 
-    def _update(self, step: int, serial: int, rollout: Rollout) -> Addition:
+    def _update(self, step: int, serial: int, rollout: Rollout, *, new_step: int) -> Addition:
         known = self._epochs[step][serial]
-        new_step = step if rollout.training_step is None else rollout.training_step
+        has_number = self._has_number((step, serial, known)) or rollout.request_id is None
         updated = with_changes(
             known,
             training_step=new_step,
             reward=known.reward if rollout.reward is None else rollout.reward,
             request_id=known.request_id or rollout.request_id,
+            ordinal=rollout.ordinal if rollout.request_id is None else known.ordinal,
         )
-        if new_step == step:  # in place, so that ordinals go on counting in order of arrival
+        if new_step == step:  # in place, so that equal ones stay in order of arrival
             self.is_saved = False
             self._epochs[step][serial] = updated
             if updated.request_id is not None:
                 self._by_request_id[updated.request_id] = serial
-            return Addition(is_update=True)
-        self._remove(step, serial)
-        self._insert(new_step, serial, updated)
-        self.current_step = max(self.current_step, new_step)
-        return Addition(is_update=True, num_expired=self._expire())
+            num_expired = 0
+        else:
+            self._remove(step, serial)
+            self._insert(new_step, serial, updated)
+            self.current_step = max(self.current_step, new_step)
+            num_expired = self._expire()
+        if has_number and updated.request_id is not None and updated.ordinal == 0:
+            self._numbered.add(serial)
+        return Addition(is_update=True, num_expired=num_expired)
 
     def _insert(self, step: int, serial: int, rollout: Rollout) -> None:
         self.is_saved = False
@@ -253,8 +324,10 @@ class PromptRecord:
     def _remove(self, step: int, serial: int) -> None:
         self.is_saved = False
         rollout = self._epochs[step].pop(serial)
+        self._numbered.discard(serial)
         if not self._epochs[step]:
             del self._epochs[step]
+            self._counted_steps.discard(step)
         same = tuple([other for other in self._by_response_hash[rollout.response_hash] if other != serial])
         if same:
             self._by_response_hash[rollout.response_hash] = same

@@ -34,6 +34,14 @@ def prompt_key(prompt_token_ids: TokenIds) -> int:
     return hash_token_ids(_non_empty(prompt_token_ids, "prompt_token_ids"))
 
 
+def named_prompt_key(name: object) -> int:
+    """Return the key of a named prompt: an int of 0 to 2**64 - 1 is its own, anything else goes by its text."""
+    if isinstance(name, int) and not isinstance(name, bool) and 0 <= name < 1 << 64:
+        return name
+    digest = hashlib.blake2b(str(name).encode("utf-8", "replace"), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
 def hash_token_ids(token_ids: TokenArray) -> int:
     """Return a 64-bit hash of checked token ids, the same in every process and on every machine. O(tokens)."""
     digest = hashlib.blake2b(token_ids.astype("<i4", copy=False).tobytes(), digest_size=8).digest()
@@ -59,7 +67,8 @@ class Rollout:
         request_id: the engine's name for the generation, where there was one.
         prompt_key: the caller's own key, 0 <= key < 2**64; None: `prompt_key(prompt_token_ids)`.
         response_mask: as long as the response; False marks environment or tool tokens, which are context only.
-        ordinal: tells equal responses of one prompt and step apart (0 for the first), >= 0.
+        ordinal: a trainer's or a log's number that tells equal responses of one prompt and step apart, 0 <= ordinal
+            < 2**31: which sample of its group it is, say. Where there is a request_id, 0 is none.
 
     Raises:
         TypeError, ValueError: naming the argument, the rule and the value.

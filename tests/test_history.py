@@ -28,7 +28,6 @@ def test_the_same_rollout_counts_once():
 @pytest.mark.parametrize(
     "other",
     [
-        rollout([4, 5], 0, ordinal=1),
         rollout([4, 5], 1),
         rollout([4, 6], 0),
         rollout([4, 5], 0, request_id="b"),
@@ -39,6 +38,21 @@ def test_another_rollout_counts(other):
     history = filled(rollout([4, 5], 0, request_id="a"))
     assert history.add(other)
     assert len(history.rollouts(KEY)) == 2
+
+
+@pytest.mark.parametrize("numbers", [(0, 1), (1, 0), (5, 9), (9, 5)])
+@pytest.mark.parametrize("order", ["abAB", "AaBb", "ABab", "aABb", "AbaB", "abBA", "aAbB", "BAba"])
+def test_equal_samples_of_a_group_count_as_often_as_they_were_sampled(numbers, order):
+    """Small letters: an engine that names them; capitals: a trainer that numbers them."""
+    history = RolloutHistory()
+    for letter in order:
+        is_named = letter in "ab"
+        number = numbers["ab".index(letter.lower())]
+        history.add(rollout([4, 5], 0, request_id=letter) if is_named else rollout([4, 5], 0, ordinal=number))
+    assert len(history.rollouts(KEY)) == 2
+    for number in numbers:
+        assert not history.add(rollout([4, 5], 0, ordinal=number, reward=float(number)))
+    assert sorted(r.reward for r in history.rollouts(KEY)) == sorted(numbers)
 
 
 def test_another_prompt_or_key_is_another_rollout():

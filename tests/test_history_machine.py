@@ -24,13 +24,14 @@ times = st.sampled_from([0, 10**6])
 
 @dataclass
 class Entry:
-    """A rollout of the model; `runs` are its stretches: (generated, token ids)."""
+    """A rollout of the model; `runs` are its stretches: (generated, token ids); `number` is None while it has none."""
 
     prompt: int
     runs: list
     step: int
     reward: float | None
     name: str | None
+    number: int | None = None
 
     @property
     def response(self):
@@ -51,13 +52,33 @@ class Window:
     open: dict = field(default_factory=dict)  # request id -> Entry
     current_step: int = 0
     has_finished: bool = False
+    counted_requests: set = field(default_factory=set)  # ids of requests started without a step
+    counted: set = field(default_factory=set)  # steps of entries that nobody told
+    told: dict = field(default_factory=dict)  # counted step -> the one it turned out to be
 
-    def find(self, entry, ordinal):
-        same = [known for known in self.entries if (known.step, known.response) == (entry.step, entry.response)]
+    def find(self, entry, *, is_counted, has_step):
+        """The entry that a new one is, by the rules of `PromptRecord.add`, read off the list of all entries."""
+        named = [known for known in self.entries if entry.name is not None and known.name == entry.name]
+        if named:
+            return named[0]
+
+        def candidates(step):
+            return [known for known in self.entries if (known.step, known.response) == (step, entry.response)]
+
         if entry.name is None:
-            return same[ordinal] if ordinal < len(same) else None
-        named = [known for known in self.entries if known.name == entry.name]
-        return next(iter(named + [known for known in same if known.name is None]), None)
+            numbered = [known for known in candidates(entry.step) if known.number == entry.number]
+            if numbered:
+                return numbered[0]
+            others = [step for step in self.counted if step < entry.step or not has_step]
+        else:
+            others = [known.step for known in self.entries if is_counted and known.step > entry.step]
+        for step in [entry.step, *sorted({*others} - {entry.step})]:
+            for known in candidates(step):
+                if entry.name is None and known.number is None:
+                    return known
+                if entry.name is not None and known.name is None and entry.number in (None, known.number):
+                    return known
+        return None
 
 
 class HistoryMachine(RuleBasedStateMachine):
@@ -82,27 +103,45 @@ class HistoryMachine(RuleBasedStateMachine):
 
     # --- the model of `add` ---
 
-    def add_to_model(self, window, entry, *, step, ordinal=0):
+    def add_to_model(self, window, entry, *, step, is_counted=False):
         """Take in a rollout whose training step may be None, as the history documents it; True if it was new."""
+        is_counted |= step is None
         entry.step = window.current_step if step is None else step
-        known = window.find(entry, ordinal)
+        if is_counted:
+            entry.step = window.told.get(entry.step, entry.step)
+        else:
+            window.counted.discard(entry.step)
+        known = window.find(entry, is_counted=is_counted, has_step=step is not None)
         epochs = {e.step for e in window.entries}
         if known is None and len(epochs) >= self.window_epochs and entry.step < min(epochs):
             self.counts["num_late"] += 1
             return False
         if known is None:
             self.counts["num_added"] += 1
+            if is_counted and entry.step not in epochs:
+                window.counted.add(entry.step)
             window.entries.append(entry)
         else:
             self.counts["num_updated"] += 1
-            known.step = known.step if step is None else step
+            if entry.name is not None and known.name == entry.name:
+                known.step = known.step if step is None else entry.step
+            elif known.step != entry.step and not (is_counted and known.step in window.counted):
+                told, counted = (known.step, entry.step) if is_counted else (entry.step, known.step)
+                window.told[counted] = told
+                window.told = dict(list(window.told.items())[-self.window_epochs :])
+                window.counted.discard(counted)
+                for other in window.entries:
+                    other.step = told if other.step == counted else other.step
+                known.step = told
             known.reward = known.reward if entry.reward is None else entry.reward
             known.name = known.name or entry.name
+            known.number = entry.number if known.number is None else known.number
         window.current_step = max(window.current_step, (known or entry).step)
         last_epochs = sorted({e.step for e in window.entries})[-self.window_epochs :]
         stay = [e for e in window.entries if e.step in last_epochs]
         self.counts["num_expired"] += len(window.entries) - len(stay)
         window.entries = stay
+        window.counted &= {e.step for e in stay}
         return known is None
 
     # --- rules ---
@@ -110,7 +149,8 @@ class HistoryMachine(RuleBasedStateMachine):
     @rule(prompt=prompts, response=texts, step=steps, reward=rewards, name=names, ordinal=st.integers(0, 1))
     def add(self, prompt, response, step, reward, name, ordinal):
         window = self.window(prompt)
-        entry = Entry(prompt, [(True, response)], step, reward, name)
+        number = ordinal if name is None or ordinal else None
+        entry = Entry(prompt, [(True, response)], step, reward, name, number)
         known = [e for e in window.entries if name is not None and e.name == name]
         if known:  # a name stands for one response here; that it may stand for another at another step has its own test
             response = known[0].response
@@ -122,7 +162,7 @@ class HistoryMachine(RuleBasedStateMachine):
             reward=reward, request_id=name, ordinal=ordinal,
         )  # fmt: skip
         entry.runs = [(True, response)]
-        assert self.history.add(given_rollout) == self.add_to_model(window, entry, step=step, ordinal=ordinal)
+        assert self.history.add(given_rollout) == self.add_to_model(window, entry, step=step)
 
     @rule(prompt=prompts, step=steps)
     def start(self, prompt, step):
@@ -132,11 +172,14 @@ class HistoryMachine(RuleBasedStateMachine):
     def start_request(self, name, prompt, step):
         window = self.window(prompt)
         self.drafter.start(name, prompt_token_ids=PROMPTS[prompt], prompt_key=KEYS[prompt], training_step=step)
+        is_counted = step is None
         if step is None:
             step = window.current_step + (window.has_finished and not window.open)
         if step > window.current_step:
             window.current_step, window.has_finished = step, False
         window.open[name] = Entry(prompt, [], step, None, name)
+        if is_counted:
+            window.counted_requests.add(name)
         self.check_tree(KEYS[prompt], window)
 
     @precondition(lambda self: self.open_ids())
@@ -180,7 +223,8 @@ class HistoryMachine(RuleBasedStateMachine):
         window.has_finished = True
         if keep and entry.runs:
             entry.reward = reward
-            self.add_to_model(window, entry, step=entry.step if step is None else step)
+            is_counted = step is None and name in window.counted_requests
+            self.add_to_model(window, entry, step=entry.step if step is None else step, is_counted=is_counted)
         if not window.entries and not window.open:  # nothing is known of that prompt
             self.windows = {key: other for key, other in self.windows.items() if other is not window}
 

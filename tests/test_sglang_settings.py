@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from sglang_requests import EngineRequest
 
 import das
+from das.rollout import named_prompt_key
 from das_sglang import engine_request
 from das_sglang.settings import VARIABLE, Settings
 from das_sglang.training_step import TrainingStep
@@ -77,7 +78,7 @@ def test_the_prompt_key_is_the_first_that_is_there():
     request.sampling_params.custom_params = {"das_prompt_key": "p7", "other": 1}
     by_name = engine_request.prompt_key(request)
     request.sampling_params.custom_params = None
-    assert engine_request.prompt_key(request) == engine_request.named_prompt_key("problem-12") != by_name
+    assert engine_request.prompt_key(request) == named_prompt_key("problem-12") != by_name
     request.extra_key = "adapter"  # what SGLang makes of no extra key and a LoRA adapter
     assert engine_request.prompt_key(request) == by_name
     request.rid = "p7/3"
@@ -85,10 +86,10 @@ def test_the_prompt_key_is_the_first_that_is_there():
 
 
 def test_names_of_prompts_have_stable_keys():
-    assert engine_request.named_prompt_key("p7") == engine_request.named_prompt_key("p7") < 1 << 64
-    assert engine_request.named_prompt_key(5) == 5
+    assert named_prompt_key("p7") == named_prompt_key("p7") < 1 << 64
+    assert named_prompt_key(5) == 5
     others = [-1, 1 << 64, True, "5", "", "\ud800"]
-    assert len({engine_request.named_prompt_key(name) for name in others}) == len(others)
+    assert len({named_prompt_key(name) for name in others}) == len(others)
 
 
 def test_what_a_request_emitted_is_neither_lost_nor_taken_twice():

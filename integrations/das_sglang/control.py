@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import das
-from das.rollout import check_int
+from das.rollout import check_int, named_prompt_key
 from das_sglang.drafting import Drafting
-from das_sglang.engine_request import named_prompt_key
 
 _INTERNAL_STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController"
 

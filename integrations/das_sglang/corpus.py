@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 import das
+from das.rollout import named_prompt_key
 from das_sglang.drafting import Drafting
-from das_sglang.engine_request import named_prompt_key
 
 
 class PushedText:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
+
+from das.rollout import named_prompt_key
 
 PROMPT_KEY_PARAMETER = "das_prompt_key"
 RID_PREFIX = "das:"
@@ -30,13 +31,6 @@ def prompt_key(request: Any) -> int | None:
     if request.rid.startswith(RID_PREFIX) and "/" in request.rid:
         return named_prompt_key(request.rid.removeprefix(RID_PREFIX).partition("/")[0])
     return None
-
-
-def named_prompt_key(name: object) -> int:
-    """Return the 64-bit key of a prompt's name: an int from 0 to 2**64 - 1 is its own, all else goes by its text."""
-    if isinstance(name, int) and not isinstance(name, bool) and 0 <= name < 1 << 64:
-        return name
-    return int.from_bytes(hashlib.blake2b(str(name).encode("utf-8", "replace"), digest_size=8).digest(), "little")
 
 
 def stop_token_ids(request: Any) -> frozenset[int]:

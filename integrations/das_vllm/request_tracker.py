@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import das
-from das.rollout import check_int
+from das.rollout import check_int, named_prompt_key
 from das_vllm.engine_rows import EngineRows, NewRequest
 from das_vllm.response_end import ResponseEnd
 from das_vllm.statistics import RequestMeans
@@ -215,8 +214,5 @@ def prompt_key_of(extra_args: Any) -> int | None:
     taken as none: a request must not fail for it.
     """
     key = extra_args.get("das_prompt_key") if isinstance(extra_args, Mapping) else None
-    if isinstance(key, str):
-        return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little")
-    if isinstance(key, int) and not isinstance(key, bool) and 0 <= key < 1 << 64:
-        return key
-    return None
+    is_key = isinstance(key, str) or (isinstance(key, int) and not isinstance(key, bool) and 0 <= key < 1 << 64)
+    return named_prompt_key(key) if is_key else None

@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 import das
+from das.rollout import named_prompt_key
 from das_vllm.proposer import DasProposer
-from das_vllm.request_tracker import prompt_key_of
 
 
 def das_push_rollouts(worker: Any, rollouts: Sequence[Mapping[str, Any]]) -> int | None:
@@ -107,5 +107,5 @@ def _with_key(rollout: Mapping[str, Any]) -> dict[str, Any]:
     """Rollout fields with the prompt key as requests name it: a text by its hash."""
     fields = dict(rollout)
     if isinstance(fields.get("prompt_key"), str):
-        fields["prompt_key"] = prompt_key_of({"das_prompt_key": fields["prompt_key"]})
+        fields["prompt_key"] = named_prompt_key(fields["prompt_key"])
     return fields

@@ -83,7 +83,7 @@ TESTS = {
     PROMPT_TREE: ("test_history_trees.py",),
     DRAFT_TREE: ("test_draft_tree.py",),
     LIVE: (*DRAFT_TESTS, "test_draft_tree.py"),
-    RECORD: (*HISTORY_TESTS, "test_state.py"),
+    RECORD: (*HISTORY_TESTS, "test_rollout_identity.py", "test_state.py"),
     HISTORY: HISTORY_TESTS,
     COMMON: ("test_common_text.py",),
     THROUGHPUT: ("test_budget.py", "test_widths.py"),
