@@ -202,9 +202,7 @@ class Recording:
     ) -> None:
         origins = drafter.origins(request.request_id, draft) if is_accepted else []
         tokens = map(TracedToken, draft.draft_token_ids, is_accepted, origins)
-        self._traces[request.request_id].append(
-            TracedStep(request.position - num_emitted, tuple(tokens), num_emitted)
-        )
+        self._traces[request.request_id].append(TracedStep(request.position - num_emitted, tuple(tokens), num_emitted))
 
 
 def _chain(draft: Draft, emitted: list[int]) -> list[bool]:

@@ -164,7 +164,7 @@ def by_class(ended: Sequence[FinishedRequest]) -> Figure:
     lengths = np.array([request.num_tokens for request in ended])
     medium, long = np.quantile(lengths, (_MEDIUM_ABOVE, _LONG_ABOVE), method="inverted_cdf").tolist()
     classes = np.searchsorted([medium, long], lengths, side="left")  # longer than the threshold
-    members = [[ended[i] for i in np.flatnonzero(classes == number)] for number in LengthClass]
+    members = [[ended[i] for i in np.flatnonzero(classes == number).tolist()] for number in LengthClass]
     names = [number.name.capitalize() for number in LengthClass]
     sums = [_sum(requests) for requests in members]
     ranges = (f"up to {medium:,}", f"{medium + 1:,} to {long:,}", f"from {long + 1:,}")
@@ -182,7 +182,11 @@ def by_class(ended: Sequence[FinishedRequest]) -> Figure:
         traces=[
             bars("tokens per decode step", labels, [c.tokens_per_decode_step for c in sums], colour="das"),
             bars(
-                "drafted per decode step", labels, [c.drafted_per_decode_step for c in sums], colour="orange", pattern="/"
+                "drafted per decode step",
+                labels,
+                [c.drafted_per_decode_step for c in sums],
+                colour="orange",
+                pattern="/",
             ),
         ],
         x={"title": "", "type": "category"},

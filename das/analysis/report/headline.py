@@ -79,7 +79,13 @@ def of_comparison(compared: Sequence[Compared], *, latency: LatencyModel | None)
         figures=(
             ("times as fast", f"{projection.speedup:.2f}", "makespan with speculation off / with the best setting"),
             *(
-                [("with training", f"{projection.step_speedup:.2f}", "times as fast, until the last training step ended")]
+                [
+                    (
+                        "with training",
+                        f"{projection.step_speedup:.2f}",
+                        "times as fast, until the last training step ended",
+                    )
+                ]
                 if trains
                 else []
             ),
@@ -103,7 +109,7 @@ def _verdict(speedup: float, *, policy: str = "drafting") -> tuple[str, bool]:
         return f"Switch {policy} on: generation ends {speedup:.2f} times as fast", True
     if speedup < 1.0:
         return f"Leave {policy} off: generation would end {percent(1 / speedup - 1)} later", False
-    return f"Leave {policy} off: it would save under {percent(LEAST_GAIN)} of the time", False
+    return f"Leave {policy} off: it would save under {LEAST_GAIN:.0%} of the time", False
 
 
 def _counts(counters: AcceptanceCounters) -> tuple[tuple[str, str, str], ...]:

@@ -38,7 +38,9 @@ def page_of(report: Report) -> str:
     figures = [figure for section in report.sections for figure in section.figures]
     plots = {f.name: {"choices": [asdict(choice) for choice in f.choices], "layout": f.layout} for f in figures}
     links = "".join(f'<li><a href="#{s.name}">{escape(s.title)}</a></li>' for s in report.sections)
-    partial = '<p class="partial" role="alert">PARTIAL: stopped before the end of the log.</p>' if report.is_partial else ""
+    partial = (
+        '<p class="partial" role="alert">PARTIAL: stopped before the end of the log.</p>' if report.is_partial else ""
+    )
     body = "".join(map(_section, report.sections))
     notes = "".join(f"<li>{escape(note)}</li>" for note in report.notes)
     return f"""<!DOCTYPE html>

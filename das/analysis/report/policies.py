@@ -8,7 +8,18 @@ from dataclasses import dataclass
 from das.analysis.projection import Projection, Schedule
 from das.analysis.report.parts import Figure, Table, curve, figure, percent
 
-_SYMBOLS = ("circle-open", "circle", "square", "diamond", "cross", "x", "triangle-up", "triangle-down", "star", "hexagon")
+_SYMBOLS = (
+    "circle-open",
+    "circle",
+    "square",
+    "diamond",
+    "cross",
+    "x",
+    "triangle-up",
+    "triangle-down",
+    "star",
+    "hexagon",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +72,15 @@ def table_of(compared: Sequence[Compared]) -> Table:
     off = compared[0].projection.without_drafts
     schedules = [*((c.name, c.projection.with_drafts) for c in compared), ("off", off)]
     return Table(
-        headings=("policy", "makespan, s", "times as fast", "forwards", "tokens per decode step", "drafted", "accepted"),
+        headings=(
+            "policy",
+            "makespan, s",
+            "times as fast",
+            "forwards",
+            "tokens per decode step",
+            "drafted",
+            "accepted",
+        ),
         rows=tuple(
             (
                 name,

@@ -122,7 +122,9 @@ def running_under(schedules: Sequence[tuple[str, Schedule]]) -> Figure:
         width_s = schedule.duration_s / max(1, len(schedule.num_running))
         colour, dash = ("off", "dash") if number == 0 else _STYLES[(number - 1) % len(_STYLES)]
         times_s = [width_s * (i + 0.5) for i in range(len(schedule.num_running))]
-        trace = curve(f"{name}: {seconds(schedule.makespan_s)}", times_s, schedule.num_running, colour=colour, dash=dash)
+        trace = curve(
+            f"{name}: {seconds(schedule.makespan_s)}", times_s, schedule.num_running, colour=colour, dash=dash
+        )
         traces.append(trace | ({} if number < 2 else {"visible": "legendonly"}))
     return figure(
         "running",
@@ -157,7 +159,9 @@ def lengths_of(ended: Sequence[FinishedRequest]) -> Figure:
         "How long the responses are",
         f"Half of them have at most {p50:,} tokens, one in ten more than {p90:,}, one in a hundred more than {p99:,}; "
         f"the longest has {lengths.max():,}.{cut}",
-        traces=[bars("rollouts", names, counts, colour="das", hovertemplate="about %{x:.0f} tokens: %{y}<extra></extra>")],
+        traces=[
+            bars("rollouts", names, counts, colour="das", hovertemplate="about %{x:.0f} tokens: %{y}<extra></extra>")
+        ],
         x={"title": "generated tokens", "rangemode": "tozero"},
         y="rollouts",
         bargap=0.05,
