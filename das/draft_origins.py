@@ -1,4 +1,4 @@
-"""Where draft tokens were seen before: behind how long a context, and in whose text. For people; drafting reads none of it."""
+"""Where draft tokens were seen before: behind how long a context, and in whose text. Told to people only."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ def origins_of(
 
     Complexity: O(draft tokens squared), at most 17 tree steps each.
     """
-    token_ids, parents = draft.draft_token_ids, draft.parents
     paths: list[list[int]] = []  # of draft tokens, to each of them
     origins = []
-    for token, parent in zip(token_ids, parents, strict=True):
+    for token, parent in zip(draft.draft_token_ids, draft.parents, strict=True):
         before = paths[parent] if parent >= 0 else []
         paths.append([*before, token])
-        found = (
-            _origin(tree, sequence, before, [*text, *before], token, is_common=number > 0)
-            for number, (tree, sequence) in enumerate(trees)
-        )
-        origins.append(next((origin for origin in found if origin is not None), None))
+        origin = None
+        for number, (tree, sequence) in enumerate(trees):
+            origin = _origin(tree, sequence, before, [*text, *before], token, is_common=number > 0)
+            if origin is not None:
+                break
+        origins.append(origin)
     return origins
 
 

@@ -63,20 +63,8 @@ das._token_ids das._huge_pages
 """
 RANK = {name: rank for rank, line in enumerate(LINES.split("\n")) for name in line.split()}
 OUTSIDE = ("integrations", "bench", "examples", "tests")  # they import das; das imports none of them
-HEAVY = {
-    "torch",
-    "vllm",
-    "sglang",
-    "ray",
-    "rich",
-    "click",
-    "pyarrow",
-    "tokenizers",
-    "numba",
-    "pandas",
-    "plotly",
-    "matplotlib",
-}
+HEAVY = {"torch", "vllm", "sglang", "ray", "rich", "click", "pyarrow", "tokenizers", "numba", "pandas"}
+HEAVY |= {"matplotlib", "plotly"}
 
 
 def module_name(path):

@@ -23,7 +23,7 @@ from das.reliability import Figures, Reliability, reliability_of
 from das.rollout import Rollout
 from das.step import StepDrafts
 
-SAMPLED_TOKENS = 30_000  # generated ones of the requests whose drafts are looked up
+SAMPLED_TOKENS = 20_000  # generated ones of the requests whose drafts are looked up
 _KNUTH = 2_654_435_761  # scatters consecutive numbers over 32 bits
 
 
@@ -110,22 +110,23 @@ class Recording:
         self._nodes: Counter[tuple[int, bool]] = Counter()  # of trees, by depth and whether they were accepted
         self.ended: list[FinishedRequest] = []
         self.traced: list[TracedRequest] = []
-        self._traces: dict[str, list[TracedStep]] = {}  # by id of running requests that are sampled
+        self._traces: dict[str, tuple[LoggedRequest, list[TracedStep]]] = {}  # running requests that are sampled
         self._num_started = self._num_running = self._num_batches = 0
         self._passes: list[array[int]] = []  # of each batch: four counts a pass, one pass after the other
-        self._pass = np.zeros(4, np.int64)  # the one in progress, of which a part of the requests is known
+        self._pass = [0, 0, 0, 0]  # the one in progress, of which a part of the requests is known
         self._histograms: dict[int, tuple[Figures, Figures]] = {}  # of each drafter's predictions: now, and at first
 
     def started(self, drafter: Drafter, request: LoggedRequest) -> None:
         """As of `Observer`."""
         histogram = drafter.confidence.histogram
-        self._histograms.setdefault(id(histogram), (histogram, histogram.copy()))
+        if id(histogram) not in self._histograms:
+            self._histograms[id(histogram)] = histogram, histogram.copy()
         if self._num_running == 0:
             self._num_batches += 1
             self._passes.append(array("q"))
         self._num_running += 1
         if self._num_started * _KNUTH % (1 << 32) < self.sampled_share * (1 << 32):
-            self._traces[request.request_id] = []
+            self._traces[request.request_id] = request, []
         self._num_started += 1
 
     def drafted(
@@ -140,28 +141,32 @@ class Recording:
         """As of `Observer`."""
         num_drafted = 0
         for request, draft in zip(requests, drafts.values(), strict=True):
-            token_ids = emitted[request.request_id]
-            is_accepted: list[bool] = []
             if length := len(draft):
                 num_drafted += length
-                is_accepted = self._tree(draft, token_ids) if isinstance(draft, DraftTree) else _chain(draft, token_ids)
-                if not isinstance(draft, DraftTree):
-                    self._chains[length, sum(is_accepted)] += 1
-            if request.request_id in self._traces:
-                self._trace(drafter, request, draft, is_accepted, len(token_ids))
+                token_ids = emitted[request.request_id]
+                if isinstance(draft, DraftTree):
+                    self._nodes.update(zip(*_accepted_nodes(draft, token_ids), strict=True))
+                else:
+                    self._chains[length, _num_accepted(request, draft, token_ids)] += 1
+        for request_id, (request, steps) in self._traces.items():
+            if request_id in drafts:
+                steps.append(_traced(drafter, request, drafts[request_id], emitted[request_id]))
         num_padded = 0 if drafts.width is None else drafts.width * len(requests) - num_drafted
-        num_context = sum([request.num_context_tokens() for request in requests]) - sum(map(len, emitted.values()))
-        self._pass += (len(requests), num_drafted, num_padded, num_context)
+        num_context = sum([len(request.rollout.prompt_token_ids) + request.position for request in requests])
+        num_context -= sum(map(len, emitted.values()))
+        counts = len(requests), num_drafted, num_padded, num_context
+        self._pass = [before + now for before, now in zip(self._pass, counts, strict=True)]
         if self._pass[0] >= num_running:  # in lockstep requests come one by one
-            self._passes[-1].extend(self._pass.tolist())
-            self._pass[:] = 0
+            self._passes[-1].extend(self._pass)
+            self._pass = [0, 0, 0, 0]
 
     def finished(self, request: LoggedRequest, counters: AcceptanceCounters) -> None:
         """As of `Observer`."""
         self._num_running -= 1
         ended = FinishedRequest(request.rollout, self._num_batches - 1, counters)
         self.ended.append(ended)
-        if (steps := self._traces.pop(request.request_id, None)) is not None:
+        if request.request_id in self._traces:
+            _, steps = self._traces.pop(request.request_id)
             self.traced.append(TracedRequest(ended, tuple(steps)))
 
     def by_position(self) -> tuple[Figures, Figures]:
@@ -184,31 +189,37 @@ class Recording:
         """Return what predicted probabilities were worth, of all drafters since they were first seen."""
         return reliability_of(sum([now - at_first for now, at_first in self._histograms.values()], np.zeros((1, 3))))
 
-    def _tree(self, draft: DraftTree, emitted: list[int]) -> list[bool]:
-        """Count a tree's tokens; return which of them were accepted."""
-        is_accepted: list[bool] = []
-        depths: list[int] = []
-        last = -1
-        for node, (token, parent) in enumerate(zip(draft.draft_token_ids, draft.parents, strict=True)):
-            depth = depths[parent] + 1 if parent >= 0 else 0
-            depths.append(depth)
-            is_accepted.append(parent == last and depth < len(emitted) and token == emitted[depth])
-            last = node if is_accepted[-1] else last
-            self._nodes[depth, is_accepted[-1]] += 1
-        return is_accepted
 
-    def _trace(
-        self, drafter: Drafter, request: LoggedRequest, draft: Draft, is_accepted: list[bool], num_emitted: int
-    ) -> None:
-        origins = drafter.origins(request.request_id, draft) if is_accepted else []
-        tokens = map(TracedToken, draft.draft_token_ids, is_accepted, origins)
-        self._traces[request.request_id].append(TracedStep(request.position - num_emitted, tuple(tokens), num_emitted))
+def _num_accepted(request: LoggedRequest, draft: Draft, emitted: list[int]) -> int:
+    """Return how many tokens of a chain were accepted: all emitted ones but the bonus token, if there is one."""
+    num_emitted = len(emitted)
+    if num_emitted > len(draft):
+        return len(draft)
+    may_lack_bonus = num_emitted == len(draft) or request.position == request.pause
+    return num_emitted - (not may_lack_bonus or draft.draft_token_ids[num_emitted - 1] != emitted[-1])
 
 
-def _chain(draft: Draft, emitted: list[int]) -> list[bool]:
-    """Return which tokens of a chain were accepted: all but the last emitted one, and that if it is the draft's, too."""
-    token_ids = draft.draft_token_ids
-    num_accepted = min(len(token_ids), len(emitted))
-    if num_accepted and token_ids[num_accepted - 1] != emitted[num_accepted - 1]:
-        num_accepted -= 1
-    return [True] * num_accepted + [False] * (len(token_ids) - num_accepted)
+def _accepted_nodes(draft: DraftTree, emitted: list[int]) -> tuple[list[int], list[bool]]:
+    """Return the depth of each token of a tree, from 0, and whether it was accepted."""
+    depths: list[int] = []
+    is_accepted: list[bool] = []
+    last = -1
+    for node, (token, parent) in enumerate(zip(draft.draft_token_ids, draft.parents, strict=True)):
+        depth = depths[parent] + 1 if parent >= 0 else 0
+        depths.append(depth)
+        is_accepted.append(parent == last and depth < len(emitted) and token == emitted[depth])
+        last = node if is_accepted[-1] else last
+    return depths, is_accepted
+
+
+def _traced(drafter: Drafter, request: LoggedRequest, draft: Draft, emitted: list[int]) -> TracedStep:
+    position = request.position - len(emitted)
+    if not len(draft):
+        return TracedStep(position, (), len(emitted))
+    if isinstance(draft, DraftTree):
+        is_accepted = _accepted_nodes(draft, emitted)[1]
+    else:
+        num_accepted = _num_accepted(request, draft, emitted)
+        is_accepted = [number < num_accepted for number in range(len(draft))]
+    origins = drafter.origins(request.request_id, draft)
+    return TracedStep(position, tuple(map(TracedToken, draft.draft_token_ids, is_accepted, origins)), len(emitted))

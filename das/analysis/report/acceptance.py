@@ -1,4 +1,4 @@
-"""Figures of what was drafted and accepted: by batch, position, context order, source and length, and how well foretold."""
+"""Figures of what was drafted and accepted: by batch, position, context, source and length, and how well foretold."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _MOST_BATCHES = 40  # a longer log gets one point a training step
 _ORDERS = ((1, 1), (2, 2), (3, 3), (4, 5), (6, 7), (8, 11), (12, 15), (16, 16))  # as the drafting rule reads them
 _MEDIUM_ABOVE, _LONG_ABOVE = 0.5, 0.8  # as in `das.LengthClasses`
 SOURCES = {
-    "running": ("running text", "the request's own text, and its siblings'"),
+    "running": ("this epoch", "the request's own text, its siblings', and what ended in the same epoch"),
     "history": ("earlier epochs", "finished rollouts of the same prompt"),
-    "both": ("both", "running text and earlier epochs"),
+    "both": ("both", "this epoch and earlier ones"),
     "common": ("other prompts", "text of other prompts, where the own one has no useful history"),
 }
 """Where a draft token was seen before, and what that means."""
@@ -36,7 +36,7 @@ def source_of(origin: TokenOrigin | None) -> str:
 
 
 def named_batches(ended: Sequence[FinishedRequest]) -> list[tuple[str, list[FinishedRequest]]]:
-    """Return the requests of each batch, in order, under the name of its training step, and the batch's number in it."""
+    """Return the requests of each batch, in order, named by its training step and, of several, its number in that."""
     batches: dict[int, list[FinishedRequest]] = {}
     for request in ended:
         batches.setdefault(request.batch, []).append(request)
@@ -112,7 +112,7 @@ def by_position(recording: Recording) -> Figure:
 def by_order(tokens: Iterable[TracedToken], *, sampled_share: float) -> Figure:
     """Return the same by the longest context behind which a draft token was seen before."""
     names = [str(low) if low == high else f"{low} to {high}" for low, high in _ORDERS]
-    names[-1] += " and more"
+    names[-1] += "+"
     borders = [low for low, _ in _ORDERS]
     drafted, accepted = np.zeros(len(_ORDERS)), np.zeros(len(_ORDERS))
     for token in tokens:

@@ -39,8 +39,8 @@ def of_replay(result: ReplayResult, *, latency: LatencyModel | None) -> Headline
         verdict=verdict,
         is_gain=is_gain,
         text=f"The target forwards of {len(whole):,} generation batches take {seconds(times.with_drafts_s)} instead of "
-        f"{seconds(times.without_drafts_s)} by the latency model, in {counters.num_decode_steps:,} decode steps instead "
-        f"of {counters.num_emitted_tokens:,}.",
+        f"{seconds(times.without_drafts_s)} by the latency model, in {counters.num_decode_steps:,} decode steps "
+        f"instead of {counters.num_emitted_tokens:,}.",
         figures=(
             ("times as fast", f"{times.speedup:.2f}", "makespan of all batches without drafts / with them"),
             *_counts(counters),
@@ -52,8 +52,9 @@ def of_replay(result: ReplayResult, *, latency: LatencyModel | None) -> Headline
         ),
         assumptions=(
             _latency(latency),
-            f"The drafter's own time is not in it. It took {drafter_s:,.1f} s on one core of the machine that made this "
-            f"report, {result.plan_us + result.extend_us:.0f} us a request and decode step; an engine waits for it.",
+            f"The drafter's own time is not in it. It took {drafter_s:,.1f} s on one core of the machine that made "
+            f"this report, {result.plan_us + result.extend_us:.0f} us a request and decode step, for which an engine "
+            "waits.",
             "Batches follow one another, and all requests of a batch start at once: no prefill, no waiting for places. "
             "das simulate has those.",
             UNBIASED,
@@ -74,8 +75,8 @@ def of_comparison(compared: Sequence[Compared], *, latency: LatencyModel | None)
     return Headline(
         verdict=verdict,
         is_gain=is_gain and projection.verdict == "enable",
-        text=f"Under {best.name}, the first of {len(compared)} settings, rollouts take {seconds(on.makespan_s)} instead "
-        f"of {seconds(off.makespan_s)} with speculation off.",
+        text=f"Under {best.name}, the first of {len(compared)} settings, rollouts take {seconds(on.makespan_s)} "
+        f"instead of {seconds(off.makespan_s)} with speculation off.",
         figures=(
             ("times as fast", f"{projection.speedup:.2f}", "makespan with speculation off / with the best setting"),
             *(

@@ -43,8 +43,8 @@ def pareto_of(compared: Sequence[Compared]) -> Figure:
     return figure(
         "pareto",
         "Which policy is worth its drafts",
-        f"Earliest ends {fastest.name}, which drafts {_drafted(fastest):.2f} tokens per decode step. Policies on the line "
-        "(blue) are not beaten: nothing else here ends as early with as few drafts.",
+        f"Earliest ends {fastest.name}, which drafts {_drafted(fastest):.2f} tokens per decode step. Policies on the "
+        "line (blue) are not beaten: nothing else here ends as early with as few drafts.",
         traces=[
             curve("not beaten", [x for x, *_ in best], [y for _, y, _ in best], colour="das", hoverinfo="skip"),
             *(

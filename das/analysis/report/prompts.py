@@ -64,7 +64,7 @@ def prompts_of(
                 "y": short(prompt.counters.tokens_per_decode_step for prompt in shown),
                 "text": [_plain(prompt.name) for prompt in shown],
                 "marker": {"color": "@das", "size": 9, "opacity": 0.75},
-                "hovertemplate": "<b>%{text}</b><br>%{x:.0f} tokens on average<br>%{y:.2f} per decode step<extra></extra>",
+                "hovertemplate": "<b>%{text}</b><br>%{x:.0f} tokens each<br>%{y:.2f} per decode step<extra></extra>",
             }
         ],
         x={"title": "mean response, tokens", "rangemode": "tozero"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -150,7 +151,7 @@ def lengths_of(ended: Sequence[FinishedRequest]) -> Figure:
     lengths = np.array([request.num_tokens for request in ended])
     edges = np.unique(np.linspace(0, lengths.max() + 1, 41).astype(int))
     counts, _ = np.histogram(lengths, edges)
-    names = [(low + high - 1) / 2 for low, high in zip(edges, edges[1:], strict=False)]
+    names = [(low + high - 1) / 2 for low, high in pairwise(edges)]
     p50, p90, p99 = (int(p) for p in np.percentile(lengths, (50, 90, 99), method="inverted_cdf"))
     at_limit = float((lengths == lengths.max()).mean())
     cut = f" {percent(at_limit)} are exactly so long: probably cut off at a limit." if at_limit >= _CUT_OFF else ""
@@ -169,7 +170,7 @@ def lengths_of(ended: Sequence[FinishedRequest]) -> Figure:
             headings=("tokens", "rollouts"),
             rows=tuple(
                 (f"{low:,} to {high - 1:,}", f"{count:,}")
-                for low, high, count in zip(edges, edges[1:], counts, strict=False)
+                for low, high, count in zip(edges[:-1], edges[1:], counts, strict=True)
                 if count
             ),
         ),
@@ -188,8 +189,9 @@ def tail_of(ended: Sequence[FinishedRequest]) -> Figure:
     return figure(
         "tail",
         "The long tail",
-        f"The longest tenth of the rollouts has {percent(sum(tenth) / sum(longest))} of all tokens: the batch waits for "
-        "them. The curve is the share of rollouts that would still be running after so many decode steps without drafts.",
+        f"The longest tenth of the rollouts has {percent(sum(tenth) / sum(longest))} of all tokens: the batch waits "
+        "for them. The curve is the share of rollouts that would still be running after so many decode steps without "
+        "drafts.",
         traces=[
             curve(
                 "all" if step is None else f"training step {step}",

@@ -49,9 +49,11 @@ def token_view(traced: Sequence[TracedRequest], *, decode: Decode | None, names:
 
 
 def _picked(traced: Sequence[TracedRequest]) -> list[tuple[str, TracedRequest]]:
-    """A typical rollout, the best, the worst and the longest, each once."""
+    """A typical rollout, the best, the worst and the longest, each once, of the last epoch: there is a history then."""
     if not traced:
         return []
+    last = max(-1 if (step := request.finished.rollout.training_step) is None else step for request in traced)
+    traced = [request for request in traced if request.finished.rollout.training_step in (last, None)]
     by_gain = sorted(traced, key=lambda request: request.finished.counters.tokens_per_decode_step)
     longest = max(traced, key=lambda request: request.finished.num_tokens)
     chosen = {
@@ -62,7 +64,7 @@ def _picked(traced: Sequence[TracedRequest]) -> list[tuple[str, TracedRequest]]:
     }
     picked: dict[int, tuple[str, TracedRequest]] = {}
     for label, request in chosen.items():
-        picked.setdefault(id(request), (f"{label} of those looked up", request))
+        picked.setdefault(id(request), (f"{label} of {len(traced)} looked up in the last epoch", request))
     return list(picked.values())
 
 
@@ -71,8 +73,8 @@ def _rollout(request: TracedRequest, decode: Decode | None, names: dict[int, str
     step = "" if rollout.training_step is None else f", training step {rollout.training_step}"
     reward = "" if rollout.reward is None else f", reward {rollout.reward:g}"
     about = (
-        f"Prompt {names.get(rollout.key, f'{rollout.key:016x}')}{step}{reward}: {counters.num_emitted_tokens:,} tokens in "
-        f"{counters.num_decode_steps:,} decode steps, {counters.num_accepted_tokens:,} of them free "
+        f"Prompt {names.get(rollout.key, f'{rollout.key:016x}')}{step}{reward}: {counters.num_emitted_tokens:,} tokens "
+        f"in {counters.num_decode_steps:,} decode steps, {counters.num_accepted_tokens:,} of them free "
         f"({percent(ratio(counters.num_accepted_tokens, counters.num_emitted_tokens))})."
     )
     token_ids = rollout.response_token_ids.tolist()
