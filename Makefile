@@ -1,7 +1,8 @@
-# demo: replay the example log.   test: run the tests (ARGS='-k history').   lint: everything static.
+# demo: replay the example log, with a report in out/.   test: run the tests (ARGS='-k history').   lint: everything static.
 # checked: native code under sanitizers.    mutations: do the tests notice broken code? (ARGS='--sample 1/10')
 # test-vllm: the tests on the real vLLM, CPU build, in an environment of its own (4 GB; minutes to install).
 # test-trainers: TRL's real trainer and the hooks of verl and OpenRLHF, in an environment of its own (2 GB; minutes).
+# test-browser: the HTML reports in headless Chromium (Debian: .ci/install_chromium); pictures go to out/.
 # sglang: tests on SGLang's real engine, on this CPU (an environment of its own: 3 GB, minutes).
 # docs: the documentation as a site, in out/docs.    bench: das beside its peers.    clean: remove what was built; virtual environments stay.
 
@@ -15,11 +16,12 @@ STUBBED = $(subst /,.,$(basename $(wildcard das/*.pyi)))
 NATIVE = pyproject.toml $(wildcard das/*.pyx das/*.pxd)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo docs test test-vllm test-trainers lint checked mutations sglang bench clean
+.PHONY: demo docs test test-vllm test-trainers test-browser lint checked mutations sglang bench clean
 
 demo: .venv/.das-analysis
 	.venv/bin/das inspect $(EXAMPLE)
-	.venv/bin/das replay $(EXAMPLE)
+	mkdir -p out
+	.venv/bin/das replay $(EXAMPLE) --html out/report.html
 	.venv/bin/das replay $(EXAMPLE) --policy price
 
 test: .venv/.das-test
@@ -31,6 +33,9 @@ test-vllm: $(VLLM)/.das
 # One thread, as below. There is no hub to ask: the model is in the repository.
 test-trainers: $(TRAINERS)/.das
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(TRAINERS)/bin/python -m pytest -q -m trainers tests/engine_trainers $(ARGS)
+
+test-browser: .venv/.das-browser
+	.venv/bin/python -m pytest -q -m browser tests/browser $(ARGS)
 
 lint: .venv/.das-dev
 	.venv/bin/ruff check .

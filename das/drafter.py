@@ -11,9 +11,11 @@ from das._draft_tree import MAX_CHILDREN_OF_NODE
 from das._drafts import Draft, DraftBatch, drafts_of, expected_accepted
 from das._live_requests import EmittedTokens, LiveRequests
 from das._rule import Rule
+from das._suffix_tree import MAX_ORDER
 from das._token_ids import token_id_array
 from das.budget import FinishedRollouts, RunningRequests, caps_array, finished_rollouts, prices_array
 from das.confidence import Confidence
+from das.draft_origins import TokenOrigin, origins_of
 from das.hedge import Hedge
 from das.history import RolloutHistory
 from das.live_request import LiveRequest
@@ -261,6 +263,33 @@ class Drafter:
             if max_batch_draft_tokens is not None:
                 self._table.clip(rows, batch, max_batch_draft_tokens)
             return drafts_of(request_ids, batch)
+
+    def origins(self, request_id: str, draft: Draft) -> list[TokenOrigin | None]:
+        """Return where the tokens of a request's draft were seen before, as long as nothing was extended since.
+
+        For people and reports: it reads the trees once more, and changes nothing.
+
+        Args:
+            draft: what `plan_step` returned for the request.
+
+        Returns:
+            an entry a draft token: the longest context behind which it was seen, and in whose text; None where no tree
+            knows it.
+
+        Raises:
+            KeyError: unknown request. TypeError: no Draft.
+
+        Complexity: O(response + draft tokens squared).
+        """
+        if not isinstance(draft, Draft):
+            raise TypeError(f"draft must be a Draft, not {type(draft).__name__}")
+        with self.history.lock:
+            request = self._request(request_id)
+            trees = [(request.tree.tree, request.sequence)]
+            if request.common is not None:
+                trees.append((request.common.tree, request.common_sequence))
+            text = [*request.prompt[-MAX_ORDER:].tolist(), *self._table.response(request.row)[-MAX_ORDER:].tolist()]
+            return origins_of(draft, text=text[-MAX_ORDER:], trees=trees)
 
     def running(
         self, request_ids: Sequence[str], *, num_running: int | None = None, num_waiting: int = 0

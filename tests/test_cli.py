@@ -312,7 +312,7 @@ EXTREMES = ["nan", "inf", "1e400", str(2**62), str(2**63 - 1), str(2**64), "9" *
 
 
 def options_with_values() -> list[tuple[str, str]]:
-    """Command and option, of those that take a value; --plot and --tokenizer take a file."""
+    """Command and option, of those that take a value; --plot, --html and --tokenizer take a file."""
     commands = {name: das.commands[name] for name in ("replay", "simulate", "compare")}
     return [
         (name, parameter.opts[0])
@@ -320,7 +320,7 @@ def options_with_values() -> list[tuple[str, str]]:
         for parameter in command.params
         if isinstance(parameter, click.Option)
         and parameter.metavar
-        and parameter.opts[0] not in ("--tokenizer", "--plot")
+        and parameter.opts[0] not in ("--tokenizer", "--plot", "--html")
     ]
 
 

@@ -19,15 +19,18 @@ das.commands
 das.commands.inspect das.commands.replay das.commands.compare das.commands.simulate das.commands.latency
 das.commands.state
 das.commands.doctor
-das.commands.log_input das.commands.policy_option das.commands.engine_options
+das.commands.log_input das.commands.policy_option das.commands.engine_options das.commands.report_option
 das.commands.latency_option
 das.commands.parameter_types das.commands.terminal
 das.analysis
 das.analysis.report
+das.analysis.report.headline das.analysis.report.times das.analysis.report.prompts das.analysis.report.token_view
+das.analysis.report.acceptance das.analysis.report.policies das.analysis.report.page
+das.analysis.report.parts
 das.analysis.simulate
 das.analysis.events
 das.analysis.generation_time das.analysis.worker das.analysis.projection
-das.analysis.replay das.analysis.inspect das.analysis.latency_sweep
+das.analysis.replay das.analysis.inspect das.analysis.latency_sweep das.analysis.recording
 das.analysis.decoding das.analysis.logs das.analysis.rollout_tables
 das.analysis.logged_request das.analysis.formats
 das.analysis.conversations
@@ -41,7 +44,7 @@ das.state
 das.state_directory das.step
 das.rollout_segment
 das.drafter
-das.live_request
+das.draft_origins das.live_request
 das.length_budget das.class_budget das.adaptive_budget
 das.throughput_budget das.makespan das.latency_presets das.length_classes
 das.budget das.lengths das.acceptance_curve das.latency
@@ -63,6 +66,7 @@ das._token_ids das._huge_pages
 RANK = {name: rank for rank, line in enumerate(LINES.split("\n")) for name in line.split()}
 OUTSIDE = ("integrations", "bench", "examples", "tests")  # they import das; das imports none of them
 HEAVY = {"torch", "vllm", "sglang", "ray", "rich", "click", "pyarrow", "tokenizers", "numba", "pandas"}
+HEAVY |= {"matplotlib", "plotly"}
 
 
 def module_name(path):

@@ -105,7 +105,10 @@ def test_help_documents_every_key(log: Path, capsys: pytest.CaptureFixture[str])
     assert [key for key in keys if key not in explained] == []
 
 
-def test_examples_of_the_help_run(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_examples_of_the_help_run(
+    log: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(log.parent)  # they write a report
     for command in ("simulate", "compare"):
         examples = re.findall(rf"das ({command} rollouts.*)", run(capsys, command, "--help"))
         assert len(examples) >= 3

@@ -6,13 +6,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 from das._drafts import Draft
 from das.analysis.logged_request import LoggedRequest
 from das.budget import BudgetPolicy
 from das.drafter import Drafter, Shape
 from das.metrics import AcceptanceCounters
-from das.step import plan_step
+from das.step import StepDrafts, plan_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,27 @@ class DecodedStep:
     rejected: tuple[str, ...] = ()
 
 
+class Observer(Protocol):
+    """Who watches requests decode; see `das.analysis.recording`. It changes nothing, and its time is nobody's."""
+
+    def started(self, drafter: Drafter, request: LoggedRequest) -> None:
+        """A request was started."""
+
+    def drafted(
+        self,
+        drafter: Drafter,
+        requests: Sequence[LoggedRequest],
+        drafts: StepDrafts,
+        emitted: Mapping[str, list[int]],
+        *,
+        num_running: int,
+    ) -> None:
+        """Requests were drafted for, and emit that; the drafter has not taken it in yet."""
+
+    def finished(self, request: LoggedRequest, counters: AcceptanceCounters) -> None:
+        """A request has ended."""
+
+
 class Decoding:
     """Logged requests that decode on one drafter, each step through `plan_step` and `extend_batch`.
 
@@ -45,6 +67,7 @@ class Decoding:
             how many response tokens each request, and each waiting one in order, is still to get (lists of ints): the
             future, which only an upper bound of what policies could do may know.
         shape, widths: as of `plan_step`.
+        observer: who is told of each step; None: nobody.
 
     Attributes:
         plan_s, extend_s: time spent on drafting, and on taking in emitted tokens.
@@ -58,8 +81,10 @@ class Decoding:
         policy: BudgetPolicy,
         shape: Shape = "chain",
         widths: Sequence[int] | None = None,
+        observer: Observer | None = None,
     ) -> None:
         self.drafter = drafter
+        self._observer = observer
         self._plan = partial(plan_step, drafter, policy=policy, shape=shape, widths=widths)
         self._foretell = getattr(policy, "foretell", None)
         self._before: dict[str, AcceptanceCounters] = {}  # by request id, of those that had begun elsewhere
@@ -75,6 +100,8 @@ class Decoding:
             prompt_key=rollout.prompt_key,
             training_step=rollout.training_step or 0,
         )
+        if self._observer is not None:
+            self._observer.started(self.drafter, request)
         if request.position:
             for token_ids, is_generated in request.stretches():
                 self.drafter.extend(request_id, token_ids, generated=is_generated)
@@ -113,6 +140,8 @@ class Decoding:
             request.request_id: request.emit(draft, with_bonus=with_bonus)
             for request, draft in zip(requests, drafts.values(), strict=True)
         }
+        if self._observer is not None:
+            self._observer.drafted(self.drafter, requests, drafts, emitted, num_running=num_running)
         emitted_s = time.perf_counter()
         self.drafter.extend_batch(emitted)
         self.plan_s += planned_s - start_s
@@ -134,7 +163,10 @@ class Decoding:
     def finish(self, request: LoggedRequest, *, keep: bool = True) -> AcceptanceCounters:
         """End a request; its response enters the history if it is to be kept. What it started with is not counted."""
         counters = self.drafter.finish(request.request_id, reward=request.rollout.reward, keep=keep)
-        return counters - self._before.pop(request.request_id, AcceptanceCounters())
+        counters -= self._before.pop(request.request_id, AcceptanceCounters())
+        if self._observer is not None:
+            self._observer.finished(request, counters)
+        return counters
 
     def tokens_per_decode_step(self, request: LoggedRequest) -> float:
         """Return what a running request has emitted in a decode step on average."""

@@ -285,11 +285,7 @@ class _LogReader:
             reason = f"a text log ({own.trainer}) needs the policy's tokenizer.json: tokenizer=, --tokenizer FILE"
             raise LogError(f"{file}:{line}: {reason}", path=str(file), line=line)
         path = os.fspath(self._tokenizer_path)
-        tokenizers = analysis_package("tokenizers", needed_for="a text log")
-        try:
-            tokenizer = tokenizers.Tokenizer.from_file(path)
-        except Exception as error:  # tokenizers raises bare Exceptions
-            raise LogError(f"{path}: not a tokenizer.json that tokenizers can read: {error}", path=path) from None
+        tokenizer = load_tokenizer(path, needed_for="a text log")
         # Both are settings of the file; they would cut long responses, or fill short ones.
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -324,6 +320,21 @@ class _LogReader:
         key = hash(what)
         self._seen[key] += 1
         return self._seen[key] - 1
+
+
+def load_tokenizer(path: LogPath, *, needed_for: str) -> Any:
+    """Return the tokenizer of a tokenizer.json, a `tokenizers.Tokenizer`.
+
+    Raises:
+        ImportError: the package is missing. LogError: no such file, or no tokenizer.
+    """
+    tokenizers = analysis_package("tokenizers", needed_for=needed_for)
+    try:
+        return tokenizers.Tokenizer.from_file(os.fspath(path))
+    except Exception as error:  # tokenizers raises bare Exceptions
+        raise LogError(
+            f"{path}: not a tokenizer.json that tokenizers can read: {error}", path=os.fspath(path)
+        ) from None
 
 
 def _size_bytes(file: Path) -> int:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from das.analysis.decoding import Decoding
+from das.analysis.decoding import Decoding, Observer
 from das.analysis.logged_request import LoggedBatch, LoggedRequest, logged_batches, num_generated_tokens
 from das.budget import BudgetPolicy
 from das.drafter import Drafter, Shape, check_shape
@@ -173,6 +173,7 @@ class Replay:
         drafter: one to go on with, and its history; None: a new one.
         shape: of the drafts, "chain" or "tree".
         widths: verify widths of an engine that has one for the whole batch, as in `plan_step`; with order "step" only.
+        observer: who is told of each step, for a report; None: nobody.
 
     Raises:
         TypeError, ValueError: an argument of the wrong kind, or an empty log.
@@ -192,6 +193,7 @@ class Replay:
         drafter: Drafter | None = None,
         shape: Shape = "chain",
         widths: Sequence[int] | None = None,
+        observer: Observer | None = None,
     ) -> None:
         if order not in ("step", "lockstep"):
             raise ValueError(f"order is {order!r}; it must be 'step' or 'lockstep'")
@@ -216,7 +218,7 @@ class Replay:
             "num_rollouts": sum(len(batch.rollouts) for batch in self._batches),
         }
         self._in_lockstep = order == "lockstep"
-        self._decoding = Decoding(drafter, policy=self.policy, shape=shape, widths=widths)
+        self._decoding = Decoding(drafter, policy=self.policy, shape=shape, widths=widths, observer=observer)
         self._done: list[BatchResult] = []
         self._histogram = np.zeros_like(drafter.confidence.histogram)  # of predictions, in the batches that are done
         self._current: _BatchRun | None = None

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from das.analysis.decoding import Decoding
+from das.analysis.decoding import Decoding, Observer
 from das.analysis.events import Assignment, Events, check_assignment
 from das.analysis.logged_request import logged_batches
 from das.analysis.projection import Projection
@@ -50,6 +50,7 @@ def simulate(
     max_bytes: int = 8 << 30,
     shape: Shape = "chain",
     widths: Sequence[int] | None = None,
+    observer: Observer | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Projection:
     """Simulate the generation of a log with drafts and without, and the training steps after its batches.
@@ -92,6 +93,7 @@ def simulate(
         history: rollouts that all workers know before the first batch.
         window_epochs, max_bytes: of the histories.
         shape, widths: as of `plan_step`; decoupled execution knows chains of any length only.
+        observer: who is told of each step of the run with drafts, copies of requests left out; None: nobody.
         progress: is called with (tokens done, tokens in all).
 
     Returns:
@@ -121,8 +123,11 @@ def simulate(
     known = list(history)
     drafters = [_drafter(known, window_epochs=window_epochs, max_bytes=max_bytes) for _ in range(num_workers)]
     decodings, racers = (
-        [Decoding(drafter, policy=own, shape=shape, widths=widths) for drafter, own in zip(drafters, some, strict=True)]
-        for some in (policies, racing)
+        [
+            Decoding(drafter, policy=own, shape=shape, widths=widths, observer=watching)
+            for drafter, own in zip(drafters, some, strict=True)
+        ]
+        for some, watching in ((policies, observer), (racing, None))
     )
     settings: dict[str, Any] = {
         "policy": repr(policies[0]),

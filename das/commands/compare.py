@@ -12,11 +12,14 @@ import click
 from rich.progress import MofNCompleteColumn, TextColumn
 
 from das.analysis.projection import Projection, Schedule
+from das.analysis.recording import Recording
+from das.analysis.report import Compared, compare_report
 from das.analysis.simulate import simulate
 from das.commands.engine_options import check_engine, check_turns, engine_options
 from das.commands.log_input import LogInput, log_options
 from das.commands.parameter_types import Count, FilePath
 from das.commands.policy_option import latency_option, policy_named
+from das.commands.report_option import decoder, html_option, write_report
 from das.commands.terminal import print_table, progress_bar
 from das.latency import DEFAULT_LATENCY, LatencyModel
 
@@ -31,6 +34,7 @@ class _Compared:
     shape: str
     window_epochs: int
     projection: Projection
+    recording: Recording | None  # for a report
 
     @property
     def makespan_s(self) -> float:
@@ -68,6 +72,7 @@ class _Compared:
     default=(4,),
     help="Training steps of a prompt that the history keeps; may be repeated.  [default: 4]",
 )
+@html_option
 @click.option(
     "--plot",
     metavar="FILE",
@@ -83,6 +88,7 @@ def compare(
     shapes: Sequence[Any],
     windows: Sequence[int],
     plot: Path | None,
+    html: Path | None,
     **engine: Any,
 ) -> None:
     """Simulate the generation of a log under several policies and drafter settings, and print them side by side.
@@ -93,7 +99,7 @@ def compare(
 
     \b
     Examples:
-      das compare rollouts.jsonl.gz --latency qwen2.5-7b-a100 --plot running.svg
+      das compare rollouts.jsonl.gz --latency qwen2.5-7b-a100 --html report.html --plot running.svg
       das compare rollouts.jsonl.gz --policy length-aware --policy fixed=3 --policy fixed=5 --policy fixed=7
       das compare rollouts.jsonl.gz --policy length-aware --window-epochs 1 --window-epochs 16 --max-running 80
 
@@ -107,6 +113,7 @@ def compare(
     check_engine(engine, shapes=tuple(shapes))
     if plot is not None:
         _check_plot(plot)  # before anything takes long
+    decode = None if html is None else decoder(log.tokenizer)
     model = DEFAULT_LATENCY if latency is None else latency
     made = {text: policy_named(text, latency=model) for text in policies}
     compared: list[_Compared] = []
@@ -118,21 +125,36 @@ def compare(
         check_turns(engine, rollouts)
         with progress_bar("simulating", MofNCompleteColumn(), TextColumn("tokens")) as progress:
             for number, (text, shape, window_epochs) in enumerate(rows):
+                recording = None if html is None else Recording(rollouts)
                 projection = simulate(
                     rollouts,
                     policy=made[text],
                     latency=model,
                     shape=shape,
                     window_epochs=window_epochs,
+                    observer=recording,
                     progress=_part_of(progress, number, len(rows)),
                     **engine,
                 )
-                compared.append(_Compared(text, shape, window_epochs, projection))
+                compared.append(_Compared(text, shape, window_epochs, projection, recording))
     except KeyboardInterrupt:
         if not compared:
             raise click.Abort from None
     partial = len(compared) < len(rows)
     compared.sort(key=lambda row: row.makespan_s)
+    note = log.note()
+    if html is not None and compared[0].recording is not None:
+        page = compare_report(
+            [Compared(_label(row, compared), row.projection) for row in compared],
+            compared[0].recording,
+            log_name=log.name,
+            is_partial=partial,
+            latency=latency,
+            prompt_names=log.prompt_names,
+            decode=decode,
+            notes=[note],
+        )
+        note = f"{note} {write_report(html, page)}"
     if as_json:
         found = [
             {
@@ -145,7 +167,7 @@ def compare(
         ]
         log.print_json({"latency": asdict(model), "compared": found}, partial=partial)
     else:
-        _print(compared, model, log.note(), is_assumed=latency is None, partial=partial)
+        _print(compared, model, note, is_assumed=latency is None, partial=partial)
     if plot is not None:
         _plot(compared, plot)
     if partial:

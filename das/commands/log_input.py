@@ -30,9 +30,17 @@ class LogInput:
         logs: files and directories.
         tokenizer, format: as of `read_logs`.
         skip_bad: leave out bad rows, and count them.
+
+    Attributes:
+        name: of the first log, and how many more there are.
+        tokenizer: as given.
+        prompt_names: by prompt key, as far as rows that were read name their prompts.
     """
 
     def __init__(self, logs: Sequence[Path], *, tokenizer: Path | None, format: str | None, skip_bad: bool) -> None:
+        self.name = logs[0].name + (f" and {len(logs) - 1} more" if len(logs) > 1 else "")
+        self.tokenizer = tokenizer
+        self.prompt_names: dict[int, str] = {}
         self._logs = logs
         self._options: dict[str, Any] = {"tokenizer": tokenizer, "format": format, "skip_bad": skip_bad}
         self._formats: Counter[str] = Counter()  # rows of each
@@ -73,6 +81,8 @@ class LogInput:
         for record in records:
             self._formats[record.format] += 1
             self._num_later_turns += record.is_later_turn
+            if record.prompt_id is not None:
+                self.prompt_names.setdefault(record.rollout.key, record.prompt_id)
             yield record
 
     def _add_bad(self, error: LogError) -> None:

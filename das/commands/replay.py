@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import click
 from rich.progress import MofNCompleteColumn, TextColumn
 
 from das.analysis.generation_time import generation_time
+from das.analysis.recording import Recording
 from das.analysis.replay import BatchResult, Replay, ReplayResult
+from das.analysis.report import replay_report
 from das.commands.log_input import LogInput, log_options
 from das.commands.parameter_types import Count
 from das.commands.policy_option import policy_of, policy_options
+from das.commands.report_option import decoder, html_option, write_report
 from das.commands.terminal import print_table, progress_bar
 from das.drafter import Drafter
 from das.history import RolloutHistory
@@ -70,6 +75,7 @@ _NOTHING_SAVED = 0.01  # a smaller share of the target forwards is called nothin
 @click.option(
     "--max-bytes", metavar="N", type=int, default=8 << 30, show_default=True, help="Limit of the history's memory."
 )
+@html_option
 def replay(
     log: LogInput,
     *,
@@ -85,6 +91,7 @@ def replay(
     widths: tuple[int, ...] | None,
     window_epochs: int,
     max_bytes: int,
+    html: Path | None,
 ) -> None:
     """Replay a log as an engine would run it, and count the draft tokens that the target model would have accepted.
 
@@ -139,10 +146,12 @@ def replay(
         history = RolloutHistory(window_epochs=window_epochs, max_bytes=max_bytes)
     except ValueError as error:
         raise click.UsageError(f"{error}.") from None
-    run = None
+    decode = None if html is None else decoder(log.tokenizer)
+    recording = run = None
     try:
         with log.records() as records:
-            rollouts = (record.rollout for record in records)
+            rollouts = [record.rollout for record in records]
+            recording = None if html is None else Recording(rollouts)
             run = Replay(
                 rollouts,
                 policy=policy,
@@ -151,6 +160,7 @@ def replay(
                 shape=shape,
                 widths=widths,
                 drafter=Drafter(history),
+                observer=recording,
             )
         log.warn()
         with progress_bar("replaying", MofNCompleteColumn(), TextColumn("tokens")) as progress:
@@ -160,13 +170,28 @@ def replay(
             raise click.Abort from None
     result = run.result()
     partial = not result.is_complete
+    note = log.note()
+    if html is not None and recording is not None:
+        if recording.ended:
+            page = replay_report(
+                result,
+                recording,
+                log_name=log.name,
+                latency=latency,
+                prompt_names=log.prompt_names,
+                decode=decode,
+                notes=[note],
+            )
+            note = f"{note} {write_report(html, page)}"
+        else:
+            warnings.warn(f"no request ended, so there is no report, and {html} was not written", stacklevel=1)
     if as_json:
         times = generation_time(result.batches, latency or DEFAULT_LATENCY)
         of_forwards = {"latency": asdict(latency or DEFAULT_LATENCY), **asdict(times), "speedup": times.speedup}
         found = {**result.as_dict(), "generation_time": of_forwards}
         log.print_json(found, partial=partial)
     else:
-        _print(result, latency, log.note(), partial=partial)
+        _print(result, latency, note, partial=partial)
     if partial:
         raise click.Abort
 

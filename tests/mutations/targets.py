@@ -41,6 +41,12 @@ SEQUENCE_LOGS = "das/analysis/formats/sequence_logs.py"
 TORCH_ARCHIVE = "das/analysis/containers/torch_archive.py"
 CONVERSATIONS = "das/analysis/conversations.py"
 LOGGED = "das/analysis/logged_request.py"
+ORIGINS = "das/draft_origins.py"
+RECORDING = "das/analysis/recording.py"
+REPORT_PAGE = "das/analysis/report/page.py"
+REPORT_TOKENS = "das/analysis/report/token_view.py"
+REPORT_TIMES = "das/analysis/report/times.py"
+REPORT_HEADLINE = "das/analysis/report/headline.py"
 CHECKED_FILE = "das/checked_file.py"
 SEGMENT = "das/rollout_segment.py"
 DIRECTORY = "das/state_directory.py"
@@ -114,6 +120,12 @@ TESTS = {
     TORCH_ARCHIVE: ("test_torch_archive.py",),
     CONVERSATIONS: ("test_conversations.py",),
     LOGGED: ("test_conversations.py",),
+    ORIGINS: ("test_draft_origins.py",),
+    RECORDING: ("test_recording.py",),
+    REPORT_PAGE: ("test_report.py",),
+    REPORT_TOKENS: ("test_report.py",),
+    REPORT_TIMES: ("test_recording.py",),
+    REPORT_HEADLINE: ("test_report.py",),
     CHECKED_FILE: STATE_TESTS,
     SEGMENT: STATE_TESTS,
     DIRECTORY: STATE_TESTS,
