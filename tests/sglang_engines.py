@@ -5,6 +5,8 @@ import os
 import time
 from contextlib import contextmanager
 
+from bench import tiny_llama
+
 OPTIONS = {
     "skip_tokenizer_init": True,
     "device": "cpu",
@@ -17,6 +19,14 @@ OPTIONS = {
     "log_level": "warning",
 }
 NUM_SLOTS = 640  # of the cache: less than 12 requests of 64 tokens want with the room their drafts take
+
+
+def trained_model(cache):
+    """The folder of a trained model, made once and kept in pytest's cache."""
+    folder = cache.mkdir("das-tiny-llama")
+    if not (folder / "config.json").exists():
+        tiny_llama.train(folder)
+    return folder
 
 
 @contextmanager

@@ -7,7 +7,17 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from sglang_engines import OPTIONS, call, engine, generate, num_passes, statistics, tokens_of, update_weights
+from sglang_engines import (
+    OPTIONS,
+    call,
+    engine,
+    generate,
+    num_passes,
+    statistics,
+    tokens_of,
+    trained_model,
+    update_weights,
+)
 
 import das
 from bench import tiny_llama
@@ -38,11 +48,7 @@ LOGPROBS = {"return_logprob": True, "top_logprobs_num": 3}
 
 @pytest.fixture(scope="session")
 def model(request):
-    """The trained model; kept in pytest's cache."""
-    folder = request.config.cache.mkdir("das-tiny-llama")
-    if not (folder / "config.json").exists():
-        tiny_llama.train(folder)
-    return folder
+    return trained_model(request.config.cache)
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from sglang_engines import call, engine, generate, num_passes, statistics, tokens_of
+from sglang_engines import call, engine, generate, num_passes, statistics, tokens_of, trained_model
 
 from bench import tiny_llama
 
@@ -15,8 +15,8 @@ SAMPLED = {"temperature": 1.0, "max_new_tokens": 48, "top_k": 20, "top_p": 0.95}
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return tiny_llama.train(tmp_path_factory.mktemp("model"))
+def model(request):
+    return trained_model(request.config.cache)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from sglang_engines import NUM_SLOTS, OPTIONS
+from sglang_engines import NUM_SLOTS, OPTIONS, trained_model
 
 from bench import tiny_llama
 
@@ -56,16 +56,13 @@ class Server:
 
 @pytest.fixture(scope="module")
 def server(request, tmp_path_factory):
-    folder = request.config.cache.mkdir("das-tiny-llama")
-    if not (folder / "config.json").exists():
-        tiny_llama.train(folder)
     work = tmp_path_factory.mktemp("server")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     (work / "start.py").write_text(START)
     arguments = OPTIONS | {
-        "model_path": str(folder),
+        "model_path": str(trained_model(request.config.cache)),
         "skip_tokenizer_init": False,
         "max_total_tokens": NUM_SLOTS,
         "speculative_algorithm": "NGRAM",

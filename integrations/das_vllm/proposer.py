@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 import das
+from das.rollout import check_vocabulary
 from das_vllm.engine_rows import EngineRows, runner_from_stack
 from das_vllm.request_tracker import RequestTracker, StepOutcome
 from das_vllm.settings import Settings, read_settings
@@ -38,6 +39,7 @@ class DasProposer:
         self.num_waiting = 0  # requests queued in the scheduler; set by the plugin before each step
         self._drafts_here = _drafts_on_this_rank(vllm_config.parallel_config)
         self._saves_here = _is_first_rank(vllm_config.parallel_config)
+        self._vocabulary_size = _vocabulary_size(vllm_config)
         self._data_parallel_rank = int(getattr(vllm_config.parallel_config, "data_parallel_rank", 0))
         self._is_deterministic = self.settings.deterministic or _schedules_on_each_rank(vllm_config.parallel_config)
         scheduler = vllm_config.scheduler_config
@@ -156,6 +158,16 @@ class DasProposer:
         logger.info("das drafts by %r from now on", self.policy)
         return repr(self.policy)
 
+    def add_rollouts(self, rollouts: Sequence[das.Rollout]) -> int:
+        """Take in rollouts that a trainer pushes; see `das_push_rollouts`. Nothing changes where it raises."""
+        check_vocabulary(rollouts, vocabulary_size=self._vocabulary_size)
+        num_new = self.history.add_many(rollouts)
+        keys = dict.fromkeys(rollout.key for rollout in rollouts)
+        self.history.prepare(keys)
+        for key in keys:
+            self.tracker.note_step(key)
+        return num_new
+
     def save_state(self, path: str) -> dict[str, Any] | None:
         """Save what this rank has learned, if it is the one that saves; see `das_save_state`."""
         if not self._saves_here:
@@ -164,8 +176,9 @@ class DasProposer:
         return asdict(das.save_state(self._state_path(path), drafter=self.tracker.drafter, policy=self.policy))
 
     def load_state(self, path: str) -> dict[str, Any]:
-        """Take in a saved state; see `das_load_state`. Raises as `das.load_state`; nothing changes then."""
+        """Take in a saved state; see `das_load_state`. Nothing changes where it raises."""
         saved = das.load_state(self._state_path(path))
+        saved.check_vocabulary(self._vocabulary_size)
         is_same_policy = saved.policy_name == type(self.policy).__name__
         saved.restore(drafter=self.tracker.drafter, policy=self.policy if is_same_policy else None)
         for window in saved.windows:
@@ -220,6 +233,12 @@ class DasProposer:
         if self._engine is None:
             raise RuntimeError(f"the model runner does not fit: {self.fault}")
         return self._engine
+
+
+def _vocabulary_size(vllm_config: Any) -> int:
+    """Tokens that the model has; no limit where this vLLM does not say."""
+    ask = getattr(getattr(vllm_config, "model_config", None), "get_vocab_size", None)
+    return 1 << 31 if ask is None else int(ask())
 
 
 def _schedules_on_each_rank(parallel_config: Any) -> bool:

@@ -99,6 +99,13 @@ HOOKS = (
         "report it; drafts stay exact",
     ),
     Hook(
+        "ModelConfig.get_vocab_size",
+        "config/model.py",
+        ("ModelConfig", "get_vocab_size"),
+        "a pushed or loaded rollout with a token that the model does not have is not refused, and stops the engine",
+        "push only rollouts of this model",
+    ),
+    Hook(
         "WorkerBase",
         "v1/worker/worker_base.py",
         ("WorkerBase",),
