@@ -41,7 +41,7 @@ def counts(running):
 
 
 def answered(running):
-    """Answers to all prompts, and what they took: one after the other, so that no arrival decides what runs together."""
+    """Answers to all prompts, and what they took; one after the other, so that no arrival decides what runs beside."""
     before = counts(running)
     answers = [tokens for prompt in PROMPTS for tokens in tokens_of(generate(running, [prompt], GREEDY))]
     return answers, counts(running) - before
