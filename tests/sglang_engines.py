@@ -14,6 +14,7 @@ OPTIONS = {
     "sampling_backend": "pytorch",
     "dtype": "float32",
     "disable_cuda_graph": True,
+    "sleep_on_idle": True,  # else an idle engine keeps a core busy
     "max_running_requests": 16,
     "context_length": 160,
     "log_level": "warning",

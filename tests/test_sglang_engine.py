@@ -46,31 +46,31 @@ CASES = {
 LOGPROBS = {"return_logprob": True, "top_logprobs_num": 3}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def model(request):
     return trained_model(request.config.cache)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def other_model(model, tmp_path_factory):
     """The same model after an update of its weights."""
     return tiny_llama.update(model, tmp_path_factory.mktemp("updated"))
 
 
-@pytest.fixture(scope="session", params=["overlap", "sync"])
+@pytest.fixture(scope="module", params=["overlap", "sync"])
 def scheduling(request):
     """SGLang's two kinds of scheduling. With overlap, penalties lag by a token, with and without speculation."""
     return {"disable_overlap_schedule": request.param == "sync"}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def undrafted(model, scheduling):
     """What an engine without speculation answers in each case."""
     with engine(model, **scheduling) as running:
         return {name: generate(running, PROMPTS, sampling, **LOGPROBS) for name, sampling in CASES.items()}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def das_engine(model, scheduling, undrafted):
     """An engine that drafts with das."""
     with engine(model, settings={"widths": [0, 1, 3, WIDEST]}, speculative_algorithm="DAS", **scheduling) as running:
