@@ -7,8 +7,8 @@ arctic-inference==0.1.1. Each side runs in a process of its own: the same prompt
 changed between epochs (examples/tiny_reasoner), float32, eager. A row a side and epoch:
 
   requests, tokens, engine_steps (iterations), drafted, accepted, tokens_per_decode_step (a decode step emits what is
-  accepted, and one token), wall_s, propose_us (mean time in propose() of an engine step), texts (greedy only: a hash
-  of the outputs, the same for every side)
+  accepted, and one token), wall_s, propose_us and propose_cpu_us (mean time in propose() of an engine
+  step, and CPU time of its thread), texts (greedy only: a hash of the outputs, the same for every side)
 
 `das none` drafts nothing: what it takes beyond `none` is the cost of having speculation on at all.
 For `das price`, whose policy does not depend on times, a last row `replay`: decode steps, and those that
@@ -122,7 +122,8 @@ def run_side(given: argparse.Namespace) -> None:
     llm.generate([{"prompt_token_ids": [1, 2, 3]}], SamplingParams(max_tokens=2, temperature=0.0), use_tqdm=False)
     for epoch, checkpoint in enumerate(checkpoints):
         llm.collective_rpc("reload_weights", kwargs={"weights_path": str(checkpoint)})
-        clock.clear()
+        for spent_s in clock.values():
+            spent_s.clear()
         before = counts(llm)
         started_s = time.perf_counter()
         outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], parameters, use_tqdm=False)
@@ -141,7 +142,7 @@ def run_side(given: argparse.Namespace) -> None:
                 sum(map(len, texts)) / max(1, sum(map(len, texts)) - counted["accepted"]), 3
             ),
             "wall_s": round(wall_s, 3),
-            "propose_us": round(1e6 * sum(clock) / max(1, len(clock)), 1),
+            **{name: round(1e6 * sum(spent_s) / max(1, len(spent_s)), 1) for name, spent_s in clock.items()},
             "texts": hash(tuple(map(tuple, texts))) if given.temperature == 0 else None,
         }
         print("ROW", json.dumps(row), flush=True)
@@ -193,18 +194,19 @@ def read_log(models: Path) -> list[str]:
         return file.readlines()
 
 
-def clocked(drafter: Any) -> list[float]:
-    """Have the seconds of each propose() of a drafter appended to the list that is returned."""
-    spent_s: list[float] = []
+def clocked(drafter: Any) -> dict[str, list[float]]:
+    """Have the seconds of each propose() of a drafter appended to the lists that are returned."""
+    spent_s: dict[str, list[float]] = {"propose_us": [], "propose_cpu_us": []}
     if drafter is not None:
         propose = drafter.propose
 
         def measured(*args: Any, **kwargs: Any) -> Any:
-            started_s = time.perf_counter()
+            started_s, started_cpu_s = time.perf_counter(), time.thread_time()
             try:
                 return propose(*args, **kwargs)
             finally:
-                spent_s.append(time.perf_counter() - started_s)
+                spent_s["propose_cpu_us"].append(time.thread_time() - started_cpu_s)
+                spent_s["propose_us"].append(time.perf_counter() - started_s)
 
         drafter.propose = measured
     return spent_s
