@@ -46,8 +46,9 @@ class Server:
             text = response.read().decode()
         return json.loads(text) if text.startswith(("{", "[")) else text
 
-    def generate(self, prompt, **sampling):
-        answer = self.ask("/generate", {"input_ids": prompt, "sampling_params": GREEDY | sampling})
+    def generate(self, prompt, *, named=None, **sampling):
+        content = {"input_ids": prompt, "sampling_params": GREEDY | sampling} | (named or {})
+        answer = self.ask("/generate", content)
         return answer["output_ids"], answer["meta_info"]
 
     def das(self):
@@ -113,6 +114,16 @@ def test_a_response_ends_at_its_stop_string_in_the_history_too(server):
     before = server.das()["history"]
     server.generate(PROMPTS[0], stop=["+"], custom_params={"das_prompt_key": "stopped"})
     assert server.das()["history"]["num_tokens"] - before["num_tokens"] == end
+
+
+@pytest.mark.parametrize(
+    "names", [({"extra_key": "sums"}, {"extra_key": "sums"}), ({"rid": "das:sums 2/0"}, {"rid": "das:sums 2/1"})]
+)
+def test_extra_keys_and_request_ids_name_prompts(server, names):
+    before = server.das()["history"]["num_prompts"]
+    for prompt, named in zip(PROMPTS, names, strict=False):
+        server.generate(prompt, named=named)
+    assert server.das()["history"]["num_prompts"] == before + 1
 
 
 def test_history_outlives_a_flush(server):

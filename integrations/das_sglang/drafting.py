@@ -109,14 +109,18 @@ class Drafting:
         """Save history, confidence and policy to a directory. Raises as `das.save_state`."""
         das.save_state(path, drafter=self._drafter, policy=self._policy)
 
-    def load(self, path: str) -> None:
-        """Take in a saved state; that of the policy where it is of the same class.
+    def read_state(self, path: str) -> das.SavedState:
+        """Return a saved state that this engine can take in.
 
         Raises:
-            as `das.load_state`. ValueError: it holds a token that the model does not have. Nothing changes then.
+            as `das.load_state`. ValueError: it holds a token that the model does not have.
         """
         saved = das.load_state(path)
         saved.check_vocabulary(self.vocabulary_size)
+        return saved
+
+    def restore(self, saved: das.SavedState) -> None:
+        """Take in a saved state; that of the policy where it is of the same class. Raises as `das.load_state`."""
         is_same_policy = saved.policy_name == type(self._policy).__name__
         saved.restore(drafter=self._drafter, policy=self._policy if is_same_policy else None)
         self.training_step.raise_to(saved.newest_step() or 0)

@@ -62,7 +62,7 @@ class DasProposer:
             self._check_seam()
 
     def _check_seam(self) -> None:
-        """Say what of this vLLM does not fit, and draft nothing if that needs it. Half a second: it reads sources."""
+        """Say what of this vLLM does not fit, and draft nothing if that needs it. A second: it reads sources."""
         for hook in check_installed():
             if not hook.fits:
                 misfit = f"{installed_version()} does not fit: {hook}"
