@@ -233,7 +233,7 @@ def test_a_saved_state_of_a_greater_vocabulary_is_refused(tmp_path):
 
 
 def rank_of_two(*, other_tells):
-    """A scheduler as far as `das_sglang.control` reads it; what the other rank tells is a function of what this one does."""
+    """A scheduler as far as `das_sglang.control` reads it; what the other rank tells is made of what this one does."""
     group = SimpleNamespace(world_size=2, all_gather_object=lambda told: [told, other_tells(told)])
     return SimpleNamespace(tp_group=group, draft_worker=SimpleNamespace(drafting=Drafting(settings(), num_ranks=2)))
 
