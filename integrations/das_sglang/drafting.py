@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 import das
+from das.rollout import check_vocabulary
 from das_sglang.live_requests import LiveRequests
 from das_sglang.settings import Settings
 from das_sglang.training_step import TrainingStep
@@ -101,29 +102,25 @@ class Drafting:
         return self.history.add_many(rollouts)
 
     def check_rollouts(self, rollouts: Iterable[das.Rollout]) -> None:
-        """Raise ValueError for a rollout with a token that is not in the model's vocabulary: drafted, it would fail."""
-        for number, rollout in enumerate(rollouts):
-            greatest = max(int(rollout.prompt_token_ids.max()), int(rollout.response_token_ids.max()))
-            if greatest >= self.vocabulary_size:
-                raise ValueError(
-                    f"rollout {number} holds token {greatest}; the model's vocabulary has {self.vocabulary_size}"
-                )
+        """Raise ValueError for a rollout with a token that is not in the model's vocabulary."""
+        check_vocabulary(rollouts, vocabulary_size=self.vocabulary_size)
 
     def save(self, path: str) -> None:
         """Save history, confidence and policy to a directory. Raises as `das.save_state`."""
         das.save_state(path, drafter=self._drafter, policy=self._policy)
 
-    def load(self, path: str) -> None:
-        """Take in a saved state; that of the policy where it is of the same class.
+    def read_state(self, path: str) -> das.SavedState:
+        """Return a saved state that this engine can take in.
 
         Raises:
-            as `das.load_state`. ValueError: it holds a token that the model does not have. Nothing changes then.
+            as `das.load_state`. ValueError: it holds a token that the model does not have.
         """
         saved = das.load_state(path)
-        if saved.greatest_token_id >= self.vocabulary_size:
-            raise ValueError(
-                f"{path}: it holds token {saved.greatest_token_id}; the model's vocabulary has {self.vocabulary_size}"
-            )
+        saved.check_vocabulary(self.vocabulary_size)
+        return saved
+
+    def restore(self, saved: das.SavedState) -> None:
+        """Take in a saved state; that of the policy where it is of the same class. Raises as `das.load_state`."""
         is_same_policy = saved.policy_name == type(self._policy).__name__
         saved.restore(drafter=self._drafter, policy=self._policy if is_same_policy else None)
         self.training_step.raise_to(saved.newest_step() or 0)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from das_vllm.proposer import DasProposer
-from das_vllm.seam import check_installed
+from das_vllm.seam import check_installed, installed_version
 from das_vllm.settings import ENVIRONMENT_VARIABLE, read_settings
 from das_vllm.worker_methods import WORKER_METHODS
 
@@ -30,13 +30,14 @@ def register() -> None:
         try:
             connect()
         except Exception as error:  # a vLLM that is built differently
-            missing = "; ".join(f"{hook.name} is missing: {hook.remedy}" for hook in check_installed() if not hook.fits)
+            misfits = "; ".join(str(hook) for hook in check_installed() if not hook.fits)
             logger.warning(
-                "das: %s does not fit this vLLM (%s: %s). %s",
+                "das: %s does not fit %s (%s: %s). %s",
                 connect.__name__.strip("_"),
+                installed_version(),
                 type(error).__name__,
                 error,
-                missing or "Run `das doctor`.",
+                misfits or "Run `das doctor`.",
             )
 
 

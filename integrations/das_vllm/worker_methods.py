@@ -23,17 +23,14 @@ def das_push_rollouts(worker: Any, rollouts: Sequence[Mapping[str, Any]]) -> int
         rollouts: the fields of `das.Rollout` as plain values: at least `prompt_token_ids` and `response_token_ids`;
             `prompt_key` (an int, or the text that requests name as `das_prompt_key`), `training_step`, `reward`,
             `request_id`, `response_mask`. Trees of their prompts are built in the background.
+
+    Raises:
+        TypeError, ValueError: no rollout, or a token that the model does not have. None is taken in then.
     """
     proposer = _proposer(worker)
     if proposer is None or not proposer.is_drafting:
         return None
-    read = [das.Rollout(**_with_key(rollout)) for rollout in rollouts]  # all before the first is taken in
-    num_new = proposer.history.add_many(read)
-    keys = dict.fromkeys(rollout.key for rollout in read)
-    proposer.history.prepare(keys)
-    for key in keys:
-        proposer.tracker.note_step(key)
-    return num_new
+    return proposer.add_rollouts([das.Rollout(**_with_key(rollout)) for rollout in rollouts])
 
 
 def das_new_training_step(worker: Any, training_step: int) -> int | None:
@@ -82,6 +79,9 @@ def das_load_state(worker: Any, path: str) -> dict[str, Any] | None:
     """Take in what `das_save_state` has saved; return how many rollouts, and whether the policy's state was taken in.
 
     It is where the policy is of the class that was saved. Rollouts that are known already stay.
+
+    Raises:
+        as `das.load_state`; ValueError: a token that the model does not have. Nothing changes then.
     """
     proposer = _proposer(worker)
     return proposer.load_state(path) if proposer is not None and proposer.is_drafting else None
