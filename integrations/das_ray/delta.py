@@ -44,12 +44,13 @@ class Delta:
         store_id = note.values.get("store_id")
         if not isinstance(store_id, str):
             raise MessageError(f"delta: store_id is {store_id!r}; it must be a text")
+        rollouts, pieces = (bytes_in(note, name, "delta") for name in ("rollouts", "pieces"))  # empty: there are none
         return cls(
             store_id=store_id,
             version=count_in(note, "version", "delta"),
             num_answered=count_in(note, "num_answered", "delta"),
-            rollouts=read_rollouts(bytes_in(note, "rollouts", "delta"), "delta")[1],
-            pieces=read_pieces(bytes_in(note, "pieces", "delta"), "delta"),
+            rollouts=read_rollouts(rollouts, "delta")[1] if rollouts else [],
+            pieces=read_pieces(pieces, "delta") if pieces else [],
             gone=numbers_in(note, "gone", "delta"),
         )
 

@@ -95,6 +95,7 @@ class Exchange:
         self._ready: deque[tuple[str, bytes, Delta | Learned]] = deque()
         self._ready_bytes = 0
         self._wake = threading.Event()
+        self._next_pull_s = 0.0
         self._is_closed = False
         self._rounds = threading.Condition()
         self._num_rounds = 0
@@ -280,14 +281,19 @@ class Exchange:
                 self.counts["num_delayed_pulls"] += 1
                 return True
             announced, watched = list(self._announced), self._watched
+        is_due = time.monotonic() >= self._next_pull_s
+        if not is_due and not announced:
+            return True
         for key in [key for key in self._following if key not in watched]:
             del self._following[key]  # nobody follows its running requests any more
         by_shard: dict[int, list[int]] = {}
-        for key in {**dict.fromkeys(announced), **dict.fromkeys(sorted(watched))}:
+        for key in {**dict.fromkeys(announced), **dict.fromkeys(sorted(watched) if is_due else ())}:
             by_shard.setdefault(shard_of(key, shards.num_shards), []).append(key)
         for key in announced:
             if key in self._known and not self._has_rollouts(key):  # they were evicted here
                 del self._known[key]
+        if is_due:
+            self._next_pull_s = time.monotonic() + self._pull_interval_s
         asked = {shard: keys[:MAX_PROMPTS_OF_PULL] for shard, keys in by_shard.items()}
         requests = {shard: self._request(shard, keys, watched) for shard, keys in asked.items()}
         answers = shards.call({shard: ("pull", (request,)) for shard, request in requests.items()})

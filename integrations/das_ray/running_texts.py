@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from das.rollout import TokenArray, with_changes
+from das.rollout import TokenArray, hash_token_ids, with_changes
 from das_ray.messages import Piece
 
 KEPT_S = 60.0  # a request that is not heard of for so long has gone with its worker
@@ -32,7 +32,8 @@ class _Running:
             self.texts = [np.concatenate(self.texts)]
         tokens = self.texts[0][start:]
         prompt = self.first.prompt_token_ids if start == 0 else self.first.prompt_token_ids[-1:]
-        return Piece(self.worker, start, with_changes(self.first, prompt_token_ids=prompt, response_token_ids=tokens))
+        changes = {"prompt_token_ids": prompt, "response_token_ids": tokens, "response_hash": hash_token_ids(tokens)}
+        return Piece(self.worker, start, with_changes(self.first, **changes))
 
 
 class RunningTexts:

@@ -116,8 +116,8 @@ class HistoryShard:
             "delta",
             {"store_id": self._store.store_id, "version": self._store.version, "num_answered": num_answered},
             {
-                "rollouts": bytes_array(rollouts_message(rollouts, worker="shard")),
-                "pieces": bytes_array(pieces_message(pieces, worker="shard")),
+                "rollouts": bytes_array(rollouts_message(rollouts, worker="shard") if rollouts else b""),
+                "pieces": bytes_array(pieces_message(pieces, worker="shard") if pieces else b""),
                 "gone": np.array(self._running.gone(names), np.uint64),
             },
         )
