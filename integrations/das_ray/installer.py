@@ -33,14 +33,16 @@ class Installer:
 
     Args:
         history: of the worker.
-        in_step: False: pieces are ignored, and rollouts of prompts that run here wait for the prompt to end.
+        in_step: False: pieces are ignored, and running requests do not see what came since they started.
+        vocabulary_size: of the model; what holds other tokens is left out, as an engine fails on them.
     """
 
-    def __init__(self, history: das.RolloutHistory, *, in_step: bool = True) -> None:
+    def __init__(self, history: das.RolloutHistory, *, in_step: bool = True, vocabulary_size: int = 1 << 31) -> None:
         self.counts: Counter[str] = Counter()
         self.is_installing = False
         self._history = history
         self._in_step = in_step
+        self._vocabulary_size = vocabulary_size
         self._followers = das.Drafter(history)
         self._followed: dict[int, _Followed] = {}
         self._name_of: dict[str, int] = {}  # by request_id, which is what the followers' drafter knows
@@ -95,6 +97,8 @@ class Installer:
 
     def _install(self, rollout: Rollout) -> int:
         assert rollout.training_step is not None  # of every rollout in a message
+        if self._is_foreign(rollout):
+            return 0
         name = self._follower_of(rollout)
         num_new = len(rollout.response_token_ids)
         if name is not None:
@@ -126,6 +130,8 @@ class Installer:
         rollout, name = piece.rollout, piece.name
         assert rollout.training_step is not None  # as in every message
         assert rollout.request_id is not None
+        if self._is_foreign(rollout):
+            return 0
         followed = self._followed.get(name)
         if followed is not None and piece.start != followed.num_tokens:
             self._drop(name)
@@ -147,6 +153,11 @@ class Installer:
         followed.num_tokens = piece.end
         self.counts["num_installed_pieces"] += 1
         return len(rollout.response_token_ids)
+
+    def _is_foreign(self, rollout: Rollout) -> bool:
+        greatest = max(int(rollout.prompt_token_ids.max()), int(rollout.response_token_ids.max()))
+        self.counts["num_foreign_rollouts"] += greatest >= self._vocabulary_size
+        return greatest >= self._vocabulary_size
 
     def _drop(self, name: int) -> None:
         self._followers.finish(self._forget(name).request_id, keep=False)

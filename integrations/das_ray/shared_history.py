@@ -46,6 +46,7 @@ class SharedHistory:
         drafter: of the engine.
         policy: whose state is shared beside the drafter's confidence; called when it is needed.
         broadcast: where several ranks draft, and must draft the same: see Broadcast. None: there is one.
+        vocabulary_size: of the model; rollouts with other tokens are not taken in.
         is_first_rank: the rank that talks to the service; the others take in what that one broadcasts.
         connect: returns the shards; None: Ray's, by the settings.
     """
@@ -57,6 +58,7 @@ class SharedHistory:
         drafter: das.Drafter,
         policy: Callable[[], das.BudgetPolicy],
         broadcast: Broadcast | None = None,
+        vocabulary_size: int = 1 << 31,
         is_first_rank: bool = True,
         connect: Callable[[], Shards] | None = None,
     ) -> None:
@@ -67,12 +69,11 @@ class SharedHistory:
         self._drafter = drafter
         self._policy = policy
         self._broadcast = broadcast
-        self._installer = Installer(drafter.history, in_step=settings.in_step)
+        self._installer = Installer(drafter.history, in_step=settings.in_step, vocabulary_size=vocabulary_size)
         self._num_steps = 0
         self._told: dict[str, int] = {}  # request -> tokens of it that went out in pieces
         self._next_look_s = 0.0
         self._to_look_at: deque[str] = deque()
-        self._install_lags_s: deque[float] = deque(maxlen=4096)
         self._exchange: Exchange | None = None
         if is_first_rank:
             self._outbox = Outbox(max_bytes=settings.max_queue_bytes)
@@ -120,11 +121,11 @@ class SharedHistory:
         except Exception as error:
             self._switch_off(error)
 
-    def close(self) -> None:
-        """Send what waits, for some seconds at most, and share no more."""
+    def close(self, *, wait_s: float = 10.0) -> None:
+        """Send what waits, and share no more; wait at most so long for it. A rank still takes part in broadcasts."""
         self.fault = self.fault or "it was closed"
         if self._exchange is not None:
-            self._exchange.close()
+            self._exchange.close(timeout_s=wait_s)
         self._installer.close()
 
     def flush(self, *, timeout_s: float = 30.0) -> bool:
@@ -230,7 +231,7 @@ class SharedHistory:
             self._installer.close()
 
 
-_INSTALLED = ("num_installed_rollouts", "num_installed_pieces", "num_ignored_pieces")
+_INSTALLED = ("num_installed_rollouts", "num_installed_pieces", "num_ignored_pieces", "num_foreign_rollouts")
 _EXCHANGED = (
     *("num_published_rollouts", "num_published_pieces", "num_refused_rollouts", "num_retries", "num_failures"),
     *("num_received_rollouts", "num_sent_bytes", "num_received_bytes", "num_delayed_pulls"),
