@@ -250,6 +250,35 @@ def test_an_engine_that_starts_before_the_service_finds_it_later(ray, service, m
     worker.shared.close()
 
 
+OUTSIDER = """
+import sys, time, das
+from das_ray import SharedHistory, SharedHistorySettings
+
+drafter = das.Drafter(das.RolloutHistory())
+settings = SharedHistorySettings(service=f"ray:{sys.argv[1]}", address=sys.argv[2])
+shared = SharedHistory(settings, drafter=drafter, policy=das.NoDraft)
+shared.announce([das.prompt_key([1, 2, 3])])
+end_s = time.monotonic() + 90
+while not drafter.history.statistics().num_rollouts and time.monotonic() < end_s:
+    shared.between_steps()
+    time.sleep(0.05)
+print(shared.statistics()["state"], drafter.history.statistics().num_rollouts)
+shared.close()
+"""
+
+
+def test_an_engine_outside_of_the_cluster_joins_it_by_its_address(ray, service):
+    """In the background thread: an engine's main thread is busy."""
+    name, shards = service(num_shards=1)
+    shards.call({0: ("publish", (rollouts_message([numbered(1)], worker="w"), b""))})
+    paths = os.pathsep.join([str(TESTS.parent), str(TESTS.parent / "integrations")])
+    done = subprocess.run(
+        [sys.executable, "-c", OUTSIDER, name, ray.get_runtime_context().gcs_address],
+        capture_output=True, text=True, timeout=150, env=os.environ | {"PYTHONPATH": paths}, check=False,
+    )  # fmt: skip
+    assert done.stdout.split() == ["sharing", "1"], done.stdout + done.stderr[-2000:]
+
+
 def test_a_shard_refuses_strangers_bytes_and_goes_on(ray, service):
     _, shards = service(num_shards=1)
     for bad in (b"", b"\x80\x04N.", b"x" * 100_000):
