@@ -153,6 +153,23 @@ def test_a_request_that_is_aborted_is_followed_no_more(worker, shards):
     second.history.record_for(KEY).tree.tree.check_invariants()
 
 
+def test_nobody_is_followed_for_a_prompt_that_runs_here_no_more(worker):
+    first, second = worker(), worker()
+    for name, one in (("a", first), ("b", second)):
+        one.start(name, prompt=PROMPT)
+        one.drafter.extend(name, TEXT[:10])
+    settle(first, second, until=lambda: len(first.shared._installer) and len(second.shared._installer))
+    second.drafter.finish("b")
+    settle(second, until=lambda: len(second.shared._installer) == 0)
+    assert second.history.record_for(KEY).open_requests == {}
+    settle(first, until=lambda: len(first.responses(PROMPT)) == 1)
+    first.drafter.extend("a", TEXT[10:])
+    first.drafter.finish("a")
+    settle(first)
+    second.shared.announce([KEY])
+    settle(second, until=lambda: sorted(map(len, second.responses(PROMPT))) == [10, 80])
+
+
 # ---------------------------------------------------------------- faults
 
 

@@ -5,17 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from das.rollout import Rollout
 from das_ray.messages import (
     MessageError,
     Piece,
+    bytes_array,
     bytes_in,
     count_in,
+    note_message,
     numbers_in,
+    pieces_message,
     read_note,
     read_pieces,
     read_rollouts,
+    rollouts_message,
 )
+
+_SENDER = "shard"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +61,18 @@ class Delta:
             pieces=read_pieces(pieces, "delta") if pieces else [],
             gone=numbers_in(note, "gone", "delta"),
         )
+
+    def to_bytes(self) -> bytes:
+        """Return it as a message."""
+        values = {"store_id": self.store_id, "version": self.version, "num_answered": self.num_answered}
+        rollouts = rollouts_message(self.rollouts, worker=_SENDER) if self.rollouts else b""
+        pieces = pieces_message(self.pieces, worker=_SENDER) if self.pieces else b""
+        arrays = {
+            "rollouts": bytes_array(rollouts),
+            "pieces": bytes_array(pieces),
+            "gone": np.array(self.gone, np.uint64),
+        }
+        return note_message("delta", values, arrays)
 
     @property
     def is_empty(self) -> bool:

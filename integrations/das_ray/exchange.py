@@ -158,6 +158,7 @@ class Exchange:
             is_last = self._is_closed
             wait_s = self._pull_interval_s
             try:
+                self._unfollow()
                 if self._shards is None:
                     self._shards = self._connect()
                     self._recovered()
@@ -284,8 +285,6 @@ class Exchange:
         is_due = time.monotonic() >= self._next_pull_s
         if not is_due and not announced:
             return True
-        for key in [key for key in self._following if key not in watched]:
-            del self._following[key]  # nobody follows its running requests any more
         by_shard: dict[int, list[int]] = {}
         for key in {**dict.fromkeys(announced), **dict.fromkeys(sorted(watched) if is_due else ())}:
             by_shard.setdefault(shard_of(key, shards.num_shards), []).append(key)
@@ -307,6 +306,15 @@ class Exchange:
                 raise answer
             self._take_answer(shard, asked[shard], answer, watched)
         return is_answered
+
+    def _unfollow(self) -> None:
+        """Have running requests dropped of prompts that run here no more."""
+        with self._lock:
+            watched = self._watched
+        names = [name for key in self._following.keys() - watched for name in self._following.pop(key)]
+        if names:
+            delta = Delta(store_id="", version=0, num_answered=0, rollouts=[], pieces=[], gone=names)
+            self._make_ready("delta", delta.to_bytes(), delta)
 
     def _request(self, shard: int, keys: list[int], watched: frozenset[int]) -> bytes:
         following = {name: length for key in keys for name, length in self._following.get(key, {}).items()}

@@ -12,20 +12,18 @@ import numpy as np
 
 from das.checked_file import write_checked_bytes
 from das.rollout import Rollout
+from das_ray.delta import Delta
 from das_ray.learned import Learned, merged
 from das_ray.messages import (
     MAX_MESSAGE_BYTES,
     MessageError,
     Piece,
-    bytes_array,
     check_worker,
     note_message,
     numbers_in,
     piece_name,
-    pieces_message,
     read_note,
     read_pieces,
-    rollouts_message,
     shard_of,
 )
 from das_ray.running_texts import RunningTexts
@@ -112,15 +110,14 @@ class HistoryShard:
         if note.values.get("store_id") != self._store.store_id:  # what it knows, it knows of another store
             versions = [0] * len(keys)
         rollouts, pieces, num_answered = self._changes(keys, versions, dict(zip(names, lengths, strict=True)), worker)
-        answer = note_message(
-            "delta",
-            {"store_id": self._store.store_id, "version": self._store.version, "num_answered": num_answered},
-            {
-                "rollouts": bytes_array(rollouts_message(rollouts, worker="shard") if rollouts else b""),
-                "pieces": bytes_array(pieces_message(pieces, worker="shard") if pieces else b""),
-                "gone": np.array(self._running.gone(names), np.uint64),
-            },
-        )
+        answer = Delta(
+            store_id=self._store.store_id,
+            version=self._store.version,
+            num_answered=num_answered,
+            rollouts=rollouts,
+            pieces=pieces,
+            gone=self._running.gone(names),
+        ).to_bytes()
         self._counts["num_pulls"] += 1
         self._counts["num_sent_bytes"] += len(answer)
         return answer
