@@ -89,6 +89,9 @@ class Worker:
     def __init__(self, number: int, is_shared: bool, settings: Mapping[str, Any]) -> None:
         self.side = SharingSide(number, is_shared=is_shared, settings=settings)
 
+    def ready(self) -> None:
+        """Answers once the process has started."""
+
     def generate(self, training_step: int, prompts: list[Prompt], step_ms: float) -> dict[str, float]:
         """Decode the targets of these prompts, all at once, and return what that took."""
         self.side.training_step = training_step
@@ -295,6 +298,7 @@ def generations(
     with service(mode == "shared"):
         actor = ray.remote(num_cpus=1)(Worker)
         workers = [actor.remote(number, mode == "shared", settings) for number in range(num_workers)]
+        ray.get([worker.ready.remote() for worker in workers])
         figures = []
         for step, prompts in enumerate(epochs):
             shares = [share_of(prompts, number, num_workers, step) for number in range(num_workers)]

@@ -84,10 +84,11 @@ def settle(*workers, until=lambda: True, timeout_s=20.0):
     while rounds < 3 or not until():
         assert time.monotonic() < end_s, [worker.shared.statistics() for worker in workers]
         for worker in workers:
+            worker.shared._next_look_s = 0.0  # running requests are looked at every 100 ms
             worker.shared.between_steps()
         for worker in workers:
             worker.shared.flush(timeout_s=5.0)
-        time.sleep(0.11)  # running requests are looked at every 100 ms
+        time.sleep(0.01)
         rounds += 1
 
 

@@ -75,6 +75,7 @@ class Exchange:
     ) -> None:
         self.counts: Counter[str] = Counter()
         self.publish_lags_s: deque[float] = deque(maxlen=_MAX_LAGS)  # from the end of a rollout to its acknowledgement
+        self.cpu_s = 0.0  # that the thread has used
         self.fault: str | None = None  # why the service is not there; None: it is, or was not asked yet
         self._worker, self._name = worker, name
         self._outbox = outbox
@@ -120,6 +121,10 @@ class Exchange:
         """Requests of these prompts start soon: ask for what is new of them at once."""
         with self._lock:
             self._announced.update(dict.fromkeys(prompt_keys))
+        self._wake.set()
+
+    def wake(self) -> None:
+        """There is something in the outbox that should go at once."""
         self._wake.set()
 
     def put_learned(self, message: bytes) -> None:
@@ -171,6 +176,7 @@ class Exchange:
                 logger.debug("das: an exchange failed", exc_info=True)
                 self._failed(f"{type(error).__name__}: {error}")
                 wait_s = RETRY_S
+            self.cpu_s = time.thread_time()
             with self._rounds:
                 self._num_rounds += 1
                 self._rounds.notify_all()

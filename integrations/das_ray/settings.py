@@ -33,8 +33,8 @@ class SharedHistorySettings:
     namespace: str = "das"
     address: str | None = None
     in_step: bool = True
-    pull_interval_ms: int = 500
-    piece_tokens: int = 32
+    pull_interval_ms: int = 200
+    piece_tokens: int = 8
     max_queue_bytes: int = 64 << 20
 
     def __post_init__(self) -> None:

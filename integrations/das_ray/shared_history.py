@@ -144,6 +144,7 @@ class SharedHistory:
             if exchange.fault is not None and self.fault is None:
                 values["state"] = f"alone: {exchange.fault}"
             values |= self._outbox.statistics() | {name: exchange.counts[name] for name in _EXCHANGED}
+            values["exchange_cpu_s"] = exchange.cpu_s
             lags = list(exchange.publish_lags_s)
             values["publish_lag_ms_median"] = 1e3 * float(np.median(lags)) if lags else 0.0
             values["publish_lag_ms_max"] = 1e3 * max(lags, default=0.0)
@@ -197,6 +198,7 @@ class SharedHistory:
                 pieces.append(piece)
         if pieces:
             self._outbox.put_pieces(pieces)
+            exchange.wake()
 
     def _with_news(self, exchange: Exchange, request_ids: Iterable[str], lengths: list[int]) -> list[str]:
         """Return the requests that have grown by a piece; forget those that have ended."""
