@@ -1,12 +1,13 @@
 """One history for several workers: acceptance, throughput, lag, bytes on the wire; and batches with prefetched trees.
 
-    python -m bench.bench_ray [acceptance] [throughput] [prefetch] [--log LOG] [--step-ms MS] [--workers N] ...
+    python -m bench.bench_ray [acceptance] [lag] [throughput] [prefetch] [--log LOG] [--step-ms MS] [--workers N] ...
 
-Needs Ray (`pip install 'das-drafter[ray]'`), and starts it on this machine. Without a name, all three.
+Needs Ray (`pip install 'das-drafter[ray]'`), and starts it on this machine. Without a name, all four.
 
 acceptance  The log's two training steps are two epochs. The samples of each prompt are spread over the workers, which
             decode at once, a step every `--step-ms`, as engines do; `PriceBudget(min_survival=0.15)`. Shared: through
             the service. Siloed: each with a history of its own. One process: all requests in one, no service.
+lag         The same in one process and without a clock: what others send arrives so many steps later. No service.
 throughput  Workers publish rollouts as fast as shards acknowledge them, then another worker pulls all. Lag: from the
             end of a rollout on one worker until another has it in its history, between two steps 10 ms apart.
 prefetch    1,024 requests of 256 prompts start, with and without trees that were built before. No service.
@@ -16,7 +17,10 @@ import argparse
 import os
 import tempfile
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +31,9 @@ from bench.decode import Decode
 from bench.harness import percentile, print_table
 from bench.rollouts import EXAMPLE, EndToken, Prompt, Tokens, load
 from das_ray import SharedHistory, SharedHistorySettings
-from das_ray.messages import note_message, rollouts_message, shard_of
+from das_ray.delta import Delta
+from das_ray.installer import Installer
+from das_ray.messages import Piece, note_message, rollouts_message, shard_of
 
 SERVICE = "bench"
 ROOT = Path(__file__).parent.parent
@@ -261,6 +267,90 @@ def acceptance(options: argparse.Namespace) -> None:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Of all workers in an epoch."""
+
+    num_emitted: int
+    num_steps: int
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens per decode step."""
+        return self.num_emitted / self.num_steps
+
+
+def lag(options: argparse.Namespace) -> None:
+    """Print what it costs that others' text comes late, in steps."""
+    epochs = epochs_of(options.log)
+    of_one = [one.tokens_per_step for one in lagged(epochs, num_workers=1, lag_steps=0)]
+    rows = []
+    for lag_steps in (0, 5, 10, 20, 40, None):
+        for epoch, tally in enumerate(lagged(epochs, num_workers=options.workers, lag_steps=lag_steps)):
+            label = "siloed" if lag_steps is None else f"{lag_steps} steps"
+            rows.append([label, epoch, tally.tokens_per_step, tally.tokens_per_step / of_one[epoch]])
+    print_table(
+        f"{options.workers} workers, {options.log.name}, by lag",
+        ("lag", "epoch", "tokens per decode step", "of one process"),
+        rows,
+    )
+
+
+def lagged(epochs: list[list[Prompt]], *, num_workers: int, lag_steps: int | None) -> list[Sums]:
+    """Decode in workers of this process that take steps in turn, and return each epoch's sums.
+
+    Args:
+        lag_steps: after which what a worker has generated reaches the others; None: never.
+    """
+    sides = [SharingSide(number, is_shared=False, settings={}) for number in range(num_workers)]
+    installers = [Installer(side.history) for side in sides]
+    finished: list[list[das.Rollout]] = [[] for _ in sides]
+    for side, installer, own in zip(sides, installers, finished, strict=True):
+        side.history.subscribe(
+            lambda stored, installer=installer, own=own: None if installer.is_installing else own.append(stored)
+        )
+    found = []
+    for step, prompts in enumerate(epochs):
+        for side in sides:
+            side.training_step = step
+        decodes = [Decode(side, share_of(prompts, number, num_workers, step)) for number, side in enumerate(sides)]
+        told: list[dict[str, int]] = [{} for _ in sides]
+        on_their_way: deque[tuple[int, int, Delta]] = deque()
+        for number_of_pass in count():
+            is_over = not any(decode.num_running for decode in decodes)
+            while on_their_way and (is_over or on_their_way[0][0] <= number_of_pass):
+                _, sender, delta = on_their_way.popleft()
+                for number, installer in enumerate(installers):
+                    if number != sender:
+                        installer.add(delta)
+                        installer.run(max_tokens=1 << 40)
+            if is_over:
+                break
+            for number, decode in enumerate(decodes):
+                if decode.num_running:
+                    decode.step()
+                if lag_steps is not None:
+                    pieces = pieces_since(str(number), sides[number].drafter, told[number])
+                    delta = Delta("", 1, 1, list(finished[number]), pieces, [])
+                    on_their_way.append((number_of_pass + 1 + lag_steps, number, delta))
+                finished[number].clear()
+        tallies = [decode.tally for decode in decodes]
+        found.append(Sums(sum(one.num_emitted for one in tallies), sum(one.num_steps for one in tallies)))
+    return found
+
+
+def pieces_since(worker: str, drafter: das.Drafter, told: dict[str, int]) -> list[Piece]:
+    """Return what running requests have generated beyond what was told, which is noted."""
+    pieces = []
+    for request_id in drafter.request_ids():
+        start = told.get(request_id, 0)
+        rollout = drafter.running_rollout(request_id, start=start)
+        if rollout is not None:
+            told[request_id] = start + len(rollout.response_token_ids)
+            pieces.append(Piece(worker, start, rollout))
+    return pieces
+
+
 def wire_figures(results: list[dict[str, float]], num_tokens: int) -> list[float]:
     """Return what a worker sends and receives, and what it works for that."""
     sent, received = (sum(one[f"num_{name}_bytes"] for one in results) for name in ("sent", "received"))
@@ -447,9 +537,12 @@ def prefetch(options: argparse.Namespace) -> None:
     )
 
 
+PARTS = {"acceptance": acceptance, "lag": lag, "throughput": throughput, "prefetch": prefetch}
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("parts", nargs="*", choices=["acceptance", "throughput", "prefetch", []], default=[])
+    options.add_argument("parts", nargs="*", choices=[*PARTS, []], default=[])
     options.add_argument("--log", type=Path, default=EXAMPLE)
     options.add_argument("--workers", type=int, default=4)
     options.add_argument("--step-ms", type=float, default=20.0)
@@ -460,11 +553,11 @@ def main() -> None:
     options.add_argument("--calls", type=int, default=300, help="calls that are timed one by one")
     options.add_argument("--lags", type=int, default=60, help="rollouts whose lag is measured")
     given = options.parse_args()
-    parts = given.parts or ["acceptance", "throughput", "prefetch"]
-    if parts != ["prefetch"]:
+    parts = given.parts or list(PARTS)
+    if {"acceptance", "throughput"} & set(parts):
         start_ray(given.workers + NUM_SHARDS)
     for part in parts:
-        {"acceptance": acceptance, "throughput": throughput, "prefetch": prefetch}[part](given)
+        PARTS[part](given)
 
 
 def start_ray(num_cpus: int) -> None:
