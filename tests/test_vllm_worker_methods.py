@@ -128,6 +128,7 @@ def test_an_engine_without_das_answers_none(method: Any) -> None:
     arguments: dict[str, tuple[Any, ...]] = {
         "das_push_rollouts": ([ROLLOUT],),
         "das_new_training_step": (1,),
+        "das_prepare": ([[1, 2]],),
         "das_set_policy": ("none",),
         "das_save_state": ("/nowhere",),
         "das_load_state": ("/nowhere",),

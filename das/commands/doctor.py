@@ -16,7 +16,7 @@ from das.commands.terminal import print_json
 
 # Modules of the adapters in integrations/, which das never imports by name: each offers `checks()`, that returns
 # (what, state, text) rows.
-_ADAPTERS = ("das_vllm.doctor", "das_sglang.doctor")
+_ADAPTERS = ("das_vllm.doctor", "das_sglang.doctor", "das_ray.doctor")
 _STATES = ("ok", "off", "wrong")
 
 

@@ -62,6 +62,22 @@ def das_new_training_step(scheduler: Any, training_step: int) -> None:
     _drafting(scheduler).training_step.raise_to(training_step)
 
 
+def das_prepare(scheduler: Any, prompts: str) -> None:
+    """Say which prompts come next: trees are built in the background, and other engines' rollouts of them fetched.
+
+    Args:
+        prompts: a JSON array; of each prompt its token ids, or the key (an int or a name) that its requests give.
+
+    Raises:
+        TypeError, ValueError: no JSON array, or something else in it.
+    """
+    items = json.loads(prompts)
+    if not isinstance(items, list):
+        raise ValueError(f"prompts holds a {type(items).__name__}; it must be a JSON array")
+    keys = [das.prompt_key(item) if isinstance(item, list) else named_prompt_key(item) for item in items]
+    _drafting(scheduler).prepare(keys)
+
+
 def das_configure(scheduler: Any, **changes: Any) -> None:
     """Change `policy`, `shape`, `widths` ("0,3,7") or `noise_seed` (-1: none) of the running engine.
 
@@ -112,7 +128,7 @@ def das_statistics(scheduler: Any, path: str) -> None:
 
 
 METHODS: tuple[Callable[..., None], ...] = (
-    *(das_push, das_new_training_step, das_configure, das_forget),
+    *(das_push, das_new_training_step, das_prepare, das_configure, das_forget),
     *(das_save_state, das_load_state, das_statistics),
 )
 

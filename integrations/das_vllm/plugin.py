@@ -60,7 +60,10 @@ def _add_worker_methods() -> None:
 
 
 def _tell_of_the_queue() -> None:
-    """Policies that know of lengths ask how many requests wait for a place; the scheduler's output carries it along."""
+    """Policies that know of lengths ask how many requests wait for a place; the scheduler's output carries it along.
+
+    It also tells which requests are new: their prompts' trees are built while the step prefills them.
+    """
     scheduler_class = importlib.import_module("vllm.v1.core.sched.scheduler").Scheduler
     runner_class = importlib.import_module("vllm.v1.worker.gpu_model_runner").GPUModelRunner
 
@@ -73,6 +76,7 @@ def _tell_of_the_queue() -> None:
         drafter = _drafter_of(runner)
         if drafter is not None:
             drafter.num_waiting = getattr(scheduler_output, "das_num_waiting", 0)
+            drafter.scheduled(getattr(scheduler_output, "scheduled_new_reqs", ()))
 
     _wrap(scheduler_class, "schedule", after=note)
     _wrap(runner_class, "execute_model", before=read)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import das
 from das.rollout import check_vocabulary
+from das_ray.rank_broadcast import broadcast_in
+from das_ray.shared_history import SharedHistory
 from das_vllm.engine_rows import EngineRows, runner_from_stack
-from das_vllm.request_tracker import RequestTracker, StepOutcome
+from das_vllm.request_tracker import RequestTracker, StepOutcome, key_of_request
 from das_vllm.seam import check_installed, installed_version
 from das_vllm.settings import Settings, read_settings
 from das_vllm.statistics import DraftingTimes, LastStep, statistics
@@ -46,10 +48,13 @@ class DasProposer:
         scheduler = vllm_config.scheduler_config
         limit = getattr(scheduler, "max_num_scheduled_tokens", None) or scheduler.max_num_batched_tokens
         self._max_step_tokens = int(limit)  # of all requests, one of each included
+        self._shares_among_ranks = _schedules_on_each_rank(vllm_config.parallel_config)
+        self._vocabulary_size = _vocabulary_size(vllm_config)
         self._engine: EngineRows | None = None
         self.times = DraftingTimes()
         self.last_step = LastStep()
         self._make_drafter()
+        self.shared = self._make_shared() if self._drafts_here else None
         if self._drafts_here:
             mode = "deterministic" if self._is_deterministic else "timed"
             logger.info(
@@ -77,6 +82,18 @@ class DasProposer:
         self.history = settings.make_history()
         self.tracker = RequestTracker(das.Drafter(self.history), learn=settings.learn_from_engine)
 
+    def _make_shared(self) -> SharedHistory | None:
+        if self.settings.shared_history is None:
+            return None
+        return SharedHistory(
+            self.settings.shared_history,
+            drafter=self.tracker.drafter,
+            policy=lambda: self.policy,
+            broadcast=broadcast_in(_tensor_parallel_group) if self._shares_among_ranks else None,
+            vocabulary_size=self._vocabulary_size,
+            is_first_rank=self._saves_here,
+        )
+
     @property
     def is_drafting(self) -> bool:
         """Whether this rank drafts: not where another rank's drafts are used, and not after a fault."""
@@ -92,14 +109,16 @@ class DasProposer:
 
         vLLM calls the interface unstable: other arguments than those of `_propose` switch drafting off.
         """
-        if self.is_drafting:
-            try:
+        try:
+            if self.shared is not None:
+                self.shared.between_steps()
+            if self.is_drafting:
                 started_s = time.perf_counter()
                 drafts = self._propose(started_s, *args, **kwargs)
                 self.times.end_of_drafting(started_s, time.perf_counter())
                 return drafts
-            except Exception as error:
-                self.switch_off(f"{type(error).__name__}: {error}", exception=error)
+        except Exception as error:
+            self.switch_off(f"{type(error).__name__}: {error}", exception=error)
         rows = next((argument for argument in (*args, *kwargs.values()) if isinstance(argument, list)), [])
         return [[] for _ in rows]
 
@@ -112,6 +131,19 @@ class DasProposer:
             self._engine.lift_drafter_limit()
         except Exception as error:
             self.switch_off(f"the model runner does not fit: {error}", exception=error)
+
+    def scheduled(self, new_requests: Iterable[Any]) -> None:
+        """The step that comes prefills these requests: build their prompts' trees beside it; never raises.
+
+        Args:
+            new_requests: vLLM's NewRequestData.
+        """
+        if self.is_drafting:
+            try:
+                keys = [key_of_request(new.prompt_token_ids, new.sampling_params) for new in new_requests]
+                self.prepare([key for key in keys if key is not None])
+            except Exception as error:
+                self.switch_off(f"{type(error).__name__}: {error}", exception=error)
 
     def weights_changed(self) -> None:
         """Open the next training step; never raises."""
@@ -132,7 +164,17 @@ class DasProposer:
             reason,
             exc_info=exception,
         )
+        if self.shared is not None:
+            self.shared.close(wait_s=0.0)
+            self.shared = self.shared if self._shares_among_ranks else None  # others may wait for its broadcasts
         self._make_drafter()
+
+    def prepare(self, prompt_keys: Sequence[int]) -> None:
+        """Requests of these prompts start soon: get what other engines know of them, and build their trees."""
+        step = self.tracker.training_step or 0
+        self.history.prepare([key for key in dict.fromkeys(prompt_keys) if not self.history.may_join(key, step)])
+        if self.shared is not None:
+            self.shared.announce(prompt_keys)
 
     def flush(self) -> int:
         """Finish requests that have left the engine since its last step, and return how many still run."""
@@ -150,7 +192,10 @@ class DasProposer:
             TypeError, ValueError: no int, or out of range.
         """
         self.flush()
-        return self.tracker.begin_step(training_step)
+        begun = self.tracker.begin_step(training_step)
+        if self.shared is not None:
+            self.shared.share_learned()
+        return begun
 
     def set_policy(self, settings: Settings) -> str:
         """Draft by these settings' policy from now on, and return its description."""
@@ -270,3 +315,15 @@ def _drafts_on_this_rank(parallel_config: Any) -> bool:
 
 def _is_first_rank(parallel_config: Any) -> bool:
     return int(getattr(parallel_config, "rank", 0)) % int(parallel_config.tensor_parallel_size) == 0
+
+
+def _vocabulary_size(vllm_config: Any) -> int:
+    """Of the model; where it is not told, any token is taken."""
+    size = getattr(getattr(vllm_config, "model_config", None), "get_vocab_size", None)
+    return int(size()) if size is not None else 1 << 31
+
+
+def _tensor_parallel_group() -> Any:
+    from vllm.distributed.parallel_state import get_tp_group
+
+    return get_tp_group().cpu_group

@@ -127,6 +127,20 @@ HOOKS = (
         "das drafts without it",
     ),
     Hook(
+        "SchedulerOutput.scheduled_new_reqs",
+        "v1/core/sched/output.py",
+        ("SchedulerOutput", "scheduled_new_reqs", "NewRequestData", "prompt_token_ids", "sampling_params"),
+        "trees are built when a request starts, not while it is prefilled",
+        "das drafts without it",
+    ),
+    Hook(
+        "get_tp_group",
+        "distributed/parallel_state.py",
+        ("get_tp_group", "cpu_group"),
+        "under external_launcher, shared_history",
+        "leave shared_history out there",
+    ),
+    Hook(
         "Worker.reload_weights",
         "v1/worker/gpu_worker.py",
         ("Worker", "reload_weights"),

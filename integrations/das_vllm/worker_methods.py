@@ -41,6 +41,23 @@ def das_new_training_step(worker: Any, training_step: int) -> int | None:
     return proposer.new_training_step(training_step)
 
 
+def das_prepare(worker: Any, prompts: Sequence[int | str | Sequence[int]]) -> int | None:
+    """Say which prompts come next: trees are built in the background, and other engines' rollouts of them fetched.
+
+    Args:
+        prompts: of each, its token ids, or the key (an int or a text) that its requests name.
+
+    Returns:
+        how many different prompts that were.
+    """
+    proposer = _proposer(worker)
+    if proposer is None or not proposer.is_drafting:
+        return None
+    keys = {_key_of_prompt(prompt) for prompt in prompts}
+    proposer.prepare(sorted(keys))
+    return len(keys)
+
+
 def das_set_policy(worker: Any, policy: str, policy_options: Mapping[str, Any] | None = None) -> str | None:
     """Draft by another policy from now on; arguments as the settings of these names. Returns what is in force."""
     proposer = _proposer(worker)
@@ -90,6 +107,7 @@ def das_load_state(worker: Any, path: str) -> dict[str, Any] | None:
 WORKER_METHODS = (
     das_push_rollouts,
     das_new_training_step,
+    das_prepare,
     das_set_policy,
     das_save_state,
     das_load_state,
@@ -101,6 +119,15 @@ WORKER_METHODS = (
 def _proposer(worker: Any) -> DasProposer | None:
     drafter = getattr(getattr(worker, "model_runner", None), "drafter", None)
     return drafter if isinstance(drafter, DasProposer) else None
+
+
+def _key_of_prompt(prompt: int | str | Sequence[int]) -> int:
+    named = prompt_key_of({"das_prompt_key": prompt})
+    if named is not None:
+        return named
+    if isinstance(prompt, (int, str)):
+        raise ValueError(f"prompts holds {prompt!r}; a key must be 0 <= key < 2**64")
+    return das.prompt_key(prompt)
 
 
 def _with_key(rollout: Mapping[str, Any]) -> dict[str, Any]:
