@@ -8,12 +8,14 @@ import pytest
 from vllm_runner import VOCABULARY_SIZE, Runner
 
 import das
+from das.rollout import named_prompt_key
 from das_vllm.request_tracker import prompt_key_of
 from das_vllm.worker_methods import (
     WORKER_METHODS,
     das_flush,
     das_load_state,
     das_new_training_step,
+    das_prepare,
     das_push_rollouts,
     das_save_state,
     das_set_policy,
@@ -39,6 +41,23 @@ def test_pushed_rollouts_enter_the_history_once() -> None:
     assert len(history.rollouts(prompt_key_of({"das_prompt_key": "problem 17"}) or 0)) == 1
     runner.drafter.weights_changed()
     assert runner.drafter.tracker.training_step == 8  # behind what was pushed
+
+
+def test_prompts_that_come_next_get_their_trees_ahead() -> None:
+    """Named by token ids, by text or by key; what does not name a prompt is refused."""
+    runner = Runner()
+    history = runner.drafter.history
+    named = [ROLLOUT, ROLLOUT | {"prompt_key": "problem 17"}, ROLLOUT | {"prompt_key": 5}]
+    das_push_rollouts(worker_of(runner), named)
+    history.discard_builds()
+    das_prepare(worker_of(runner), [[1, 2], "problem 17", 5])
+    for prompt in (das.prompt_key([1, 2]), named_prompt_key("problem 17"), 5):
+        history.tree_for(prompt, 8)
+    statistics = history.statistics()
+    assert (statistics.num_builds_ahead, statistics.num_builds_on_start) == (3, 0)
+    for bad in (-1, 1 << 64):
+        with pytest.raises(ValueError, match=f"prompts holds {bad}; a key must be 0 <= key < 2\\*\\*64"):
+            das_prepare(worker_of(runner), [bad])
 
 
 @pytest.mark.parametrize(

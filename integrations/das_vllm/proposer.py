@@ -49,7 +49,6 @@ class DasProposer:
         limit = getattr(scheduler, "max_num_scheduled_tokens", None) or scheduler.max_num_batched_tokens
         self._max_step_tokens = int(limit)  # of all requests, one of each included
         self._shares_among_ranks = _schedules_on_each_rank(vllm_config.parallel_config)
-        self._vocabulary_size = _vocabulary_size(vllm_config)
         self._engine: EngineRows | None = None
         self.times = DraftingTimes()
         self.last_step = LastStep()
@@ -315,12 +314,6 @@ def _drafts_on_this_rank(parallel_config: Any) -> bool:
 
 def _is_first_rank(parallel_config: Any) -> bool:
     return int(getattr(parallel_config, "rank", 0)) % int(parallel_config.tensor_parallel_size) == 0
-
-
-def _vocabulary_size(vllm_config: Any) -> int:
-    """Of the model; where it is not told, any token is taken."""
-    size = getattr(getattr(vllm_config, "model_config", None), "get_vocab_size", None)
-    return int(size()) if size is not None else 1 << 31
 
 
 def _tensor_parallel_group() -> Any:

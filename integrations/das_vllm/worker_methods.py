@@ -14,6 +14,7 @@ from typing import Any
 import das
 from das.rollout import named_prompt_key
 from das_vllm.proposer import DasProposer
+from das_vllm.request_tracker import prompt_key_of
 
 
 def das_push_rollouts(worker: Any, rollouts: Sequence[Mapping[str, Any]]) -> int | None:
