@@ -1,4 +1,6 @@
-"""Draw the runs of real_run.py: python examples/real_run/picture.py [--runs out/real_run] [--out out/real_run.svg]
+"""Draw the runs of real_run.py.
+
+    PYTHONPATH=. python examples/real_run/picture.py [--runs out/real_run] [--out out/real_run.svg]
 
 Needs matplotlib (pip install 'das-drafter[analysis]').
 """

@@ -1,6 +1,6 @@
 """Train the tiny reasoner by GRPO on real engines, with das and without, and say what drafting changed.
 
-    python examples/real_run/real_run.py --sglang .venvs/sglang/bin/python --vllm .venvs/vllm/bin/python
+    PYTHONPATH=. python examples/real_run/real_run.py --sglang .venvs/sglang/bin/python --vllm .venvs/vllm/bin/python
 
 SGLang runs once each way, with noise keyed by the request: the two runs must be one, to the last bit of the weights.
 vLLM runs with five seeds each way, whose curves must not differ by more than seeds do. Rollouts, one file a run, are
@@ -70,24 +70,29 @@ def main() -> int:
 
 
 def run_all(engine: str, python: Path, out: Path, *, steps: int, num_seeds: int) -> None:
-    """Run every seed both ways, one process after the other, ways taking turns."""
-    for seed in range(num_seeds):
-        for drafts in (False, True):
-            path = path_of(out, engine=engine, drafts=drafts, seed=seed)
-            print(f"{path.name}: {steps} training steps", flush=True)
-            arguments = ["--engine", engine, "--drafts", "yes" if drafts else "no", "--seed", str(seed)]
-            loop = ROOT / "examples" / "real_run" / "training_loop.py"
-            command = [str(python.absolute()), "-W", "ignore", str(loop)]
-            log = path.with_suffix(".log")
-            with log.open("w") as written:
-                done = subprocess.run(
-                    [*command, *arguments, "--steps", str(steps), "--out", str(path)],
-                    env=environment(python),
-                    stdout=written,
-                    stderr=subprocess.STDOUT,
-                )
-            if done.returncode:
-                sys.exit(f"it failed with code {done.returncode}:\n{log.read_text()[-2000:]}")
+    """Run every seed both ways, one process after the other."""
+    for drafts in ("no", "yes"):
+        print(f"{engine}, drafts: {drafts}, {num_seeds} runs of {steps} training steps", flush=True)
+        command: list[object] = [python.absolute(), "-W", "ignore", ROOT / "examples" / "real_run" / "training_loop.py"]
+        command += [
+            "--engine",
+            engine,
+            "--drafts",
+            drafts,
+            "--seeds",
+            *range(num_seeds),
+            "--steps",
+            steps,
+            "--out",
+            out,
+        ]
+        log = out / f"{engine}_drafts_{drafts}.log"
+        with log.open("w") as written:
+            done = subprocess.run(
+                list(map(str, command)), env=environment(python), stdout=written, stderr=subprocess.STDOUT
+            )
+        if done.returncode:
+            sys.exit(f"it failed with code {done.returncode}; the end of {log}:\n{log.read_text()[-2000:]}")
 
 
 def environment(python: Path) -> dict[str, str]:

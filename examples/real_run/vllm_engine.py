@@ -76,6 +76,7 @@ class VLLMEngine:
 
     def close(self) -> None:
         """See `Engine`."""
+        self._llm.llm_engine.engine_core.shutdown()
         del self._llm
         gc.collect()
 
