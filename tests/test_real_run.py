@@ -121,6 +121,7 @@ def test_two_sets_that_are_apart_are_told_apart() -> None:
     assert found.num_dealings == 252
     assert found.p_mean == found.p_gap == 2 / 252  # the dealing seen, and its mirror image
     assert found.difference == pytest.approx(1.0)
+    assert found.band < found.greatest_gap
 
 
 def test_a_set_is_like_itself() -> None:
@@ -146,6 +147,19 @@ def test_without_an_effect_small_p_are_as_rare_as_they_say() -> None:
         assert 0.02 < share < 0.16  # 0.1 less what 70 dealings, in pairs, round down; three standard deviations
 
 
+def test_equal_sets_leave_the_band_once_in_twenty_times_and_lowest_to_highest_more_often_than_not() -> None:
+    """Why the claim is about the band, and not about the lowest and highest of five seeds."""
+    source = np.random.default_rng(6)
+    left_band = left_range = 0
+    for _ in range(200):
+        first, second = source.normal(size=(2, 5, 6))
+        found = findings.compare(first, second)
+        left_band += found.greatest_gap > found.band
+        left_range += findings.num_inside(first, second) + findings.num_inside(second, first) < 12
+    assert left_band <= 20
+    assert left_range > 100
+
+
 def test_a_mean_curve_is_inside_where_others_go_as_low_and_as_high() -> None:
     band = np.array([[0.1, 0.1, 0.1], [0.3, 0.3, 0.3]])
     assert findings.num_inside(np.array([[0.0, 0.2, 0.4], [0.1, 0.3, 0.6]]), band) == 1
@@ -165,7 +179,7 @@ def test_the_report_finds_that_all_holds(tmp_path, monkeypatch, capsys, sglang_r
     assert report(tmp_path, monkeypatch) == 0
     printed = capsys.readouterr().out
     assert printed.count("holds   SGLang") == 3
-    assert printed.count("holds   vLLM") == 4
+    assert printed.count("holds   vLLM") == 3
     assert "MISSED" not in printed
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from findings import Prediction, predictions, reward_curves
+from findings import Prediction, compare, predictions, reward_curves
 from run_file import Run, read_runs
 
 ROOT = Path(__file__).parents[2]
@@ -56,6 +56,7 @@ def draw(folder: Path, out: Path) -> None:
             name = {"sglang": "SGLang, keyed noise", "vllm": f"vLLM, {len(drafted)} seeds"}[engine]
             for panel, title in zip(axes, ("mean reward", "decode steps", "passes until the last ended"), strict=True):
                 panel.set(title=f"{name}: {title}", xlabel="training step", ylim=0)
+                panel.xaxis.get_major_locator().set_params(integer=True)
         rows[0][1].legend(fontsize=8)
         figure.tight_layout()
         figure.savefig(out, metadata={"Date": None})
@@ -63,13 +64,15 @@ def draw(folder: Path, out: Path) -> None:
 
 
 def draw_rewards(axes: Any, undrafted: Sequence[Run], drafted: Sequence[Run]) -> None:
-    """Draw mean curves, and from the lowest to the highest seed where there are several."""
-    for runs, colour, style in ((undrafted, WITHOUT, "-"), (drafted, WITH_DAS, "o")):
-        curves = reward_curves(runs)
-        steps = np.arange(curves.shape[1])
-        axes.plot(steps, curves.mean(0), style, color=colour, markersize=4)
-        if len(runs) > 1:
-            axes.fill_between(steps, curves.min(0), curves.max(0), color=colour, alpha=0.15, linewidth=0)
+    """Draw mean curves; where there are several seeds, each one thinly, and the band around the mean without das."""
+    without, with_das = reward_curves(undrafted), reward_curves(drafted)
+    for curves, colour, style in ((without, WITHOUT, "-"), (with_das, WITH_DAS, "o")):
+        axes.plot(curves.mean(0), style, color=colour, markersize=4)
+        if len(curves) > 1:
+            axes.plot(curves.T, color=colour, alpha=0.3, linewidth=0.7)
+    if len(without) > 1:
+        middle, band = without.mean(0), compare(without, with_das).band
+        axes.fill_between(np.arange(len(middle)), middle - band, middle + band, color=WITHOUT, alpha=0.15, linewidth=0)
 
 
 def draw_counts(

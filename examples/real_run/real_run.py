@@ -165,7 +165,11 @@ def report_vllm(undrafted: list[Run], drafted: list[Run]) -> list[Claim]:
         ],
     )  # fmt: skip
     found = compare(without, with_das)
-    inside = num_inside(with_das, without), num_inside(without, with_das)
+    print(
+        f"\nBetween lowest and highest seed of the other way: the mean with das at {num_inside(with_das, without)} "
+        f"and the mean without at {num_inside(without, with_das)} of {without.shape[1]} training steps. Not claimed: "
+        "with five seeds, two ways that do not differ are outside somewhere more often than not."
+    )
     return [
         Claim(
             f"vLLM: mean reward differs by {found.difference:+.4f}, p = {found.p_mean:.2f} "
@@ -173,13 +177,9 @@ def report_vllm(undrafted: list[Run], drafted: list[Run]) -> list[Claim]:
             found.p_mean >= RARE,
         ),
         Claim(
-            f"vLLM: the mean curves are {found.greatest_gap:.3f} apart at most, p = {found.p_gap:.2f}",
+            f"vLLM: the mean curves are {found.greatest_gap:.3f} apart at most, p = {found.p_gap:.2f}: each inside "
+            f"the other's band of ±{found.band:.3f}, in which 95 % of the dealings stay at all training steps",
             found.p_gap >= RARE,
-        ),
-        Claim(
-            f"vLLM: the mean curve lies within lowest and highest of the other way's seeds at {inside[0]} (with das) "
-            f"and {inside[1]} (without) of {without.shape[1]} training steps",
-            inside == (without.shape[1], without.shape[1]),
         ),
         prediction_claim("vLLM", drafted, replayed),
     ]

@@ -37,7 +37,6 @@ class VLLMEngine:
         }
         self._drafts = drafts
         self._sampling = SamplingParams(temperature=1.0, max_tokens=MAX_RESPONSE_TOKENS, detokenize=False)
-        self._num_updates = 0
         self._llm = LLM(
             str(model),
             dtype="float32",
@@ -52,11 +51,8 @@ class VLLMEngine:
         )
 
     def load(self, folder: Path) -> None:
-        """See `Engine`."""
-        self._num_updates += 1
+        """See `Engine`. das sees the update, and takes it for the next training step."""
         self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
-        if self._drafts:
-            self._llm.collective_rpc("das_new_training_step", args=(self._num_updates,))
 
     def generate(self, prompts: Sequence[list[int]], *, request_ids: Sequence[str]) -> Generation:
         """See `Engine`. Passes are the engine's iterations but the first, which is the prefill of all prompts."""
