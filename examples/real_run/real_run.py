@@ -27,7 +27,7 @@ from findings import (
     reward_curves,
     shares_with_gradient,
 )
-from run_file import Run, path_of, read, read_runs
+from run_file import Run, read_runs
 
 from bench.harness import print_table
 
@@ -107,17 +107,18 @@ def environment(python: Path) -> dict[str, str]:
 
 
 def report(folder: Path) -> list[Claim]:
-    """Print a table for each engine that ran, and return what is claimed of it."""
+    """Print a table for each engine that ran both ways, and return what is claimed of it."""
     claims = []
-    if path_of(folder, engine="sglang", drafts=True, seed=0).exists():
-        claims += report_sglang(*(read(path_of(folder, engine="sglang", drafts=way, seed=0)) for way in (False, True)))
-    if undrafted := read_runs(folder, engine="vllm", drafts=False):
-        claims += report_vllm(undrafted, read_runs(folder, engine="vllm", drafts=True))
+    for engine, tell in (("sglang", report_sglang), ("vllm", report_vllm)):
+        undrafted, drafted = (read_runs(folder, engine=engine, drafts=drafts) for drafts in (False, True))
+        if undrafted and drafted:
+            claims += tell(undrafted, drafted)
     return claims
 
 
-def report_sglang(undrafted: Run, drafted: Run) -> list[Claim]:
-    """Print one line a training step; the runs have to be the same."""
+def report_sglang(undrafted_runs: list[Run], drafted_runs: list[Run]) -> list[Claim]:
+    """Print one line a training step; the two runs have to be the same."""
+    (undrafted,), (drafted,) = undrafted_runs, drafted_runs
     shares, replayed = shares_with_gradient(drafted), predictions(drafted)
     print_table(
         "SGLang, keyed noise; decode steps of all requests, passes until the last one ended, seconds to generate",
