@@ -212,7 +212,7 @@ def test_the_picture_has_a_panel_for_each_figure(tmp_path, sglang_runs, vllm_run
     picture.draw(tmp_path, tmp_path / "drawn.svg")
     words = {text.text for text in ElementTree.parse(tmp_path / "drawn.svg").iter("{http://www.w3.org/2000/svg}text")}
     for engine in ("SGLang, keyed noise", "vLLM, 3 seeds"):
-        for panel in ("mean reward", "decode steps", "passes until the last ended"):
+        for panel in ("mean reward", "decode steps", "makespan in passes"):
             assert f"{engine}: {panel}" in words
     assert {"without", "with das", "replayed"} <= words
 

@@ -54,7 +54,7 @@ def draw(folder: Path, out: Path) -> None:
             draw_counts(axes[1], "num_decode_steps", undrafted, drafted, replayed)
             draw_counts(axes[2], "makespan_passes", undrafted, drafted, replayed)
             name = {"sglang": "SGLang, keyed noise", "vllm": f"vLLM, {len(drafted)} seeds"}[engine]
-            for panel, title in zip(axes, ("mean reward", "decode steps", "passes until the last ended"), strict=True):
+            for panel, title in zip(axes, ("mean reward", "decode steps", "makespan in passes"), strict=True):
                 panel.set(title=f"{name}: {title}", xlabel="training step", ylim=0)
                 panel.xaxis.get_major_locator().set_params(integer=True)
         rows[0][1].legend(fontsize=8)
