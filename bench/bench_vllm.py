@@ -7,10 +7,11 @@ arctic-inference==0.1.1. Each side runs in a process of its own: the same prompt
 changed between epochs (examples/tiny_reasoner), float32, eager. A row a side and epoch:
 
   requests, tokens, engine_steps (iterations), drafted, accepted, tokens_per_decode_step (a decode step emits what is
-  accepted, and one token), wall_s, propose_us (mean time in propose() of an engine step), texts (greedy only: a hash
-  of the outputs, the same for every side)
+  accepted, and one token), wall_s, propose_us and propose_cpu_us (mean time in propose() of an engine
+  step, and CPU time of its thread), texts (greedy only: a hash of the outputs, the same for every side)
 
-and for `das price`, whose policy does not depend on times, a last row `replay`: decode steps, and those that
+`das none` drafts nothing: what it takes beyond `none` is the cost of having speculation on at all.
+For `das price`, whose policy does not depend on times, a last row `replay`: decode steps, and those that
 das.analysis.replay predicts for the rollouts that it wrote. The first token of a response comes with the prefill, in
 which no engine drafts, so replay gets it as part of the prompt.
 """
@@ -32,10 +33,12 @@ SIDES: dict[str, dict[str, Any] | None] = {
     "suffix": {"method": "suffix", "num_speculative_tokens": 16},
     "das": {"method": "custom_class", "model": "das_vllm.DasProposer", "num_speculative_tokens": 16},
     "das price": {"method": "custom_class", "model": "das_vllm.DasProposer", "num_speculative_tokens": 16},
+    "das none": {"method": "custom_class", "model": "das_vllm.DasProposer", "num_speculative_tokens": 16},
 }
 SETTINGS: dict[str, dict[str, Any]] = {
     "das": {},
     "das price": {"policy": "price"},
+    "das none": {"policy": "none"},
 }
 COUNTED = {
     "vllm:spec_decode_num_draft_tokens": "drafted",
@@ -109,7 +112,7 @@ def run_side(given: argparse.Namespace) -> None:
     )
     runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
     clock = clocked(getattr(runner, "drafter", None))
-    samples = 1 if given.temperature == 0 else given.samples
+    samples = 1 if given.temperature == 0 else given.samples  # greedy samples would be one
     parameters = [
         SamplingParams(temperature=given.temperature, n=samples, max_tokens=192, detokenize=False, seed=None)
         for _ in prompts
@@ -119,13 +122,15 @@ def run_side(given: argparse.Namespace) -> None:
     llm.generate([{"prompt_token_ids": [1, 2, 3]}], SamplingParams(max_tokens=2, temperature=0.0), use_tqdm=False)
     for epoch, checkpoint in enumerate(checkpoints):
         llm.collective_rpc("reload_weights", kwargs={"weights_path": str(checkpoint)})
-        clock.clear()
+        for spent_s in clock.values():
+            spent_s.clear()
         before = counts(llm)
         started_s = time.perf_counter()
         outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], parameters, use_tqdm=False)
         wall_s = time.perf_counter() - started_s
         counted = {name: value - before[name] for name, value in counts(llm).items()}
-        texts = [list(one.token_ids) for output in outputs for one in output.outputs]
+        samples_of = [[list(one.token_ids) for one in output.outputs] for output in outputs]
+        texts = [text for samples in samples_of for text in samples]
         row = {
             "side": given.side,
             "epoch": epoch,
@@ -137,44 +142,48 @@ def run_side(given: argparse.Namespace) -> None:
                 sum(map(len, texts)) / max(1, sum(map(len, texts)) - counted["accepted"]), 3
             ),
             "wall_s": round(wall_s, 3),
-            "propose_us": round(1e6 * sum(clock) / max(1, len(clock)), 1),
+            **{name: round(1e6 * sum(spent_s) / max(1, len(spent_s)), 1) for name, spent_s in clock.items()},
             "texts": hash(tuple(map(tuple, texts))) if given.temperature == 0 else None,
         }
         print("ROW", json.dumps(row), flush=True)
-        log += [
-            das.Rollout(
-                prompt_token_ids=[*ids, text[0]],
-                response_token_ids=text[1:],
-                prompt_key=das.prompt_key(ids),
-                training_step=epoch,
-                request_id=f"{epoch} {number}",
-            )
-            for number, (ids, text) in enumerate(
-                (ids, list(one.token_ids))
-                for ids, output in zip(prompts, outputs, strict=True)
-                for one in output.outputs
-            )
-            if len(text) > 1
-        ]
+        log += rollouts_of(prompts, samples_of, epoch=epoch)
     if given.side == "das price":
-        print("ROW", json.dumps(replayed(llm, given, log)), flush=True)
+        policy = das.PriceBudget(min_survival=given.min_survival)
+        row = {"side": given.side, "epoch": "replay", **replayed(llm, log, policy=policy, group_size=samples)}
+        print("ROW", json.dumps(row), flush=True)
 
 
-def replayed(llm: Any, given: argparse.Namespace, log: list[Any]) -> dict[str, Any]:
-    """Decode steps behind the first token: counted by das in the engine, and predicted by replay."""
+def rollouts_of(prompts: list[list[int]], responses: list[list[list[int]]], *, epoch: int) -> list[Any]:
+    """The log of an epoch. First tokens come with the prefill, where no engine drafts: they belong to the prompt."""
     import das
+
+    return [
+        das.Rollout(
+            prompt_token_ids=[*prompt, first],
+            response_token_ids=rest,
+            prompt_key=das.prompt_key(prompt),
+            training_step=epoch,
+            request_id=f"{epoch} {number} {sample}",
+        )
+        for number, (prompt, samples) in enumerate(zip(prompts, responses, strict=True))
+        for sample, (first, *rest) in enumerate(samples)
+        if rest
+    ]
+
+
+def replayed(llm: Any, log: list[Any], *, policy: Any, group_size: int) -> dict[str, int]:
+    """Decode steps behind the first token: counted by das in the engine, and predicted by replay of what it wrote."""
     from das.analysis.replay import replay
 
     (found,) = llm.collective_rpc("das_statistics")
-    policy = das.PriceBudget(min_survival=given.min_survival)
-    predicted = replay(log, policy=policy, group_size=given.samples)
+    predicted = replay(log, policy=policy, group_size=group_size).counters
     return {
-        "side": given.side,
-        "epoch": "replay",
         "decode_steps": found["das_num_decode_steps"] - found["das_num_requests_finished"],
-        "replayed_decode_steps": predicted.counters.num_decode_steps,
+        "replayed_decode_steps": predicted.num_decode_steps,
         "drafted": found["das_num_drafted_tokens"],
-        "replayed_drafted": predicted.counters.num_drafted_tokens,
+        "replayed_drafted": predicted.num_drafted_tokens,
+        "accepted": found["das_num_accepted_tokens"],
+        "replayed_accepted": predicted.num_accepted_tokens,
     }
 
 
@@ -185,18 +194,19 @@ def read_log(models: Path) -> list[str]:
         return file.readlines()
 
 
-def clocked(drafter: Any) -> list[float]:
-    """Have the seconds of each propose() of a drafter appended to the list that is returned."""
-    spent_s: list[float] = []
+def clocked(drafter: Any) -> dict[str, list[float]]:
+    """Have the seconds of each propose() of a drafter appended to the lists that are returned."""
+    spent_s: dict[str, list[float]] = {"propose_us": [], "propose_cpu_us": []}
     if drafter is not None:
         propose = drafter.propose
 
         def measured(*args: Any, **kwargs: Any) -> Any:
-            started_s = time.perf_counter()
+            started_s, started_cpu_s = time.perf_counter(), time.thread_time()
             try:
                 return propose(*args, **kwargs)
             finally:
-                spent_s.append(time.perf_counter() - started_s)
+                spent_s["propose_cpu_us"].append(time.thread_time() - started_cpu_s)
+                spent_s["propose_us"].append(time.perf_counter() - started_s)
 
         drafter.propose = measured
     return spent_s

@@ -27,7 +27,7 @@ class OracleBudget(das.ThroughputBudget):
         sigma: 0: lengths count as they are.
         k, alpha: of the acceptance curve.
 
-    Source: DAS (arXiv 2511.13841), Eq. 3 to 9, corrected as DESIGN section 8 has it.
+    Source: DAS (arXiv 2511.13841), Eq. 3 to 9, corrected as DESIGN section 4 has it.
     """
 
     def __init__(self, *, latency: das.LatencyModel, sigma: float = 0.0, k: float = 0.62, alpha: float = 1.43) -> None:

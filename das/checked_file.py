@@ -12,6 +12,7 @@ and ignores others, so a new array needs no new version; the version rises where
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import mmap
@@ -22,7 +23,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO, NoReturn, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +39,7 @@ _TAIL = struct.Struct("<QQI8s")
 _DTYPE = re.compile(r"[<|][biuf][1248]")
 _MAX_FOOTER_BYTES = 256 << 20
 _CHUNK_BYTES = 1 << 20
+_T = TypeVar("_T")
 
 
 class StateError(ValueError):
@@ -75,10 +77,14 @@ def write_checked_file(
         OSError: as the system says; the file before is there then, or (if only the directory could not be synced) the
         new one.
     """
+    return _replace(path, lambda file: _write(file, kind, values, arrays))
+
+
+def _replace(path: Path, write: Callable[[BinaryIO], _T]) -> _T:
     temporary = path.with_name(f"{path.name}.tmp")
     try:
         with open(temporary, "wb", buffering=_CHUNK_BYTES) as file:
-            identity = _write(file, kind, values, arrays)
+            written = write(file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -86,7 +92,19 @@ def write_checked_file(
         temporary.unlink(missing_ok=True)
         raise
     sync_directory(path.parent)
-    return identity
+    return written
+
+
+def checked_bytes(*, kind: str, values: Mapping[str, Any], arrays: Mapping[str, Array | Sequence[Array]]) -> bytes:
+    """Return what `write_checked_file` would write."""
+    file = io.BytesIO()
+    _write(file, kind, values, arrays)
+    return file.getvalue()
+
+
+def write_checked_bytes(path: Path, data: bytes) -> None:
+    """Write what `checked_bytes` returned, as `write_checked_file` does. Raises OSError."""
+    _replace(path, lambda file: file.write(data))
 
 
 def sync_directory(path: Path) -> None:
@@ -130,6 +148,7 @@ class CheckedFile:
     Args:
         path: of the file.
         kind: which it must be.
+        data: what `checked_bytes` returned, to be read instead; `path` says in errors what it is.
 
     Attributes:
         values: as they were written.
@@ -139,9 +158,10 @@ class CheckedFile:
         OSError: it cannot be read. StateError: it is damaged, of another kind, or of a newer version.
     """
 
-    def __init__(self, path: Path, *, kind: str) -> None:
+    def __init__(self, path: Path, *, kind: str, data: bytes | None = None) -> None:
         self.path = path
-        self._file = open(path, "rb", buffering=0)  # noqa: SIM115  closed by __exit__, or here
+        self._data = data
+        self._file = open(path, "rb", buffering=0) if data is None else io.BytesIO()  # noqa: SIM115  closed below
         try:
             self._read_footer(kind)
         except BaseException:
@@ -196,6 +216,8 @@ class CheckedFile:
             self._damaged(name)
         if placed.num_bytes == 0:
             return np.zeros(0, dtype)
+        if self._data is not None:
+            return np.frombuffer(self._data, dtype, count=placed.shape[0], offset=placed.offset)
         view = mmap.mmap(self._file.fileno(), placed.offset + placed.num_bytes, access=mmap.ACCESS_READ)
         array: Array = np.frombuffer(view, dtype, count=placed.shape[0], offset=placed.offset)
         return array
@@ -205,7 +227,7 @@ class CheckedFile:
         raise StateError(self.path, problem)
 
     def _read_footer(self, kind: str) -> None:
-        size = os.fstat(self._file.fileno()).st_size
+        size = os.fstat(self._file.fileno()).st_size if self._data is None else len(self._data)
         header = self._read_at(0, min(_ALIGNMENT, size))
         if len(header) < _ALIGNMENT or not header.startswith(_MAGIC):
             self.fail("it is no file of das, or it is cut short")
@@ -259,6 +281,8 @@ class CheckedFile:
         self.fail(f"its array {name!r} is damaged: the checksum differs")
 
     def _read_at(self, offset: int, length: int) -> bytes:
+        if self._data is not None:
+            return self._data[offset : offset + length]
         pieces = []
         while length > 0:
             piece = os.pread(self._file.fileno(), length, offset)

@@ -63,8 +63,11 @@ def _run(args: Sequence[str] | None) -> int:
             return _interrupted()
         except ImportError as error:
             return _fail(str(error), _USAGE)
-        except (LogError, StateError, OSError) as error:
+        except (LogError, StateError) as error:
             return _fail(str(error), _ERROR)
+        except OSError as error:
+            named = error.filename is not None and error.strerror
+            return _fail(f"{error.filename}: {error.strerror}" if named else str(error), _ERROR)
         except SystemExit as ended:  # how click and rich say that nobody reads stdout any more
             code = ended.code
     return code if isinstance(code, int) else 0

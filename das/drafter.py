@@ -413,6 +413,32 @@ class Drafter:
         with self.history.lock:
             return tuple(self._requests)
 
+    def running_rollout(self, request_id: str, *, start: int = 0) -> Rollout | None:
+        """Return what a running request has generated so far, as a rollout; None: nothing since `start`.
+
+        Args:
+            start: tokens of the response to leave out, from its beginning.
+
+        Raises:
+            KeyError: unknown request. TypeError, ValueError: a bad start.
+
+        Complexity: O(prompt + response).
+        """
+        check_int(start, "start", below=1 << 31)
+        with self.history.lock:
+            request = self._request(request_id)
+            if self._table.num_response_tokens(request.row) <= start:
+                return None
+            response, mask = request.response()
+            return Rollout(
+                prompt_token_ids=request.prompt,
+                response_token_ids=response[start:],
+                training_step=request.training_step,
+                request_id=request_id,
+                prompt_key=request.key,
+                response_mask=None if mask is None else mask[start:],
+            )
+
     def counters(self, request_id: str | None = None) -> AcceptanceCounters:
         """Return a running request's counters, or (None) the sums over all requests, finished ones included.
 

@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -120,6 +120,7 @@ class RolloutHistory:
         self._counts: Counter[str] = Counter()  # by field of HistoryStatistics
         self._finished: deque[tuple[int, ...]] = deque(maxlen=_NUM_FINISHED_KEPT)
         self._dropped: deque[Closeable] = deque()  # drafters whose requests are still open
+        self._listeners: list[Callable[[Rollout], None]] = []
         _HISTORIES.add(self)
 
     def add(self, rollout: Rollout) -> bool:
@@ -191,6 +192,43 @@ class RolloutHistory:
                     self._builders = ThreadPoolExecutor(self._num_threads, thread_name_prefix="das-prepare")
                 build = self._builders.submit(PromptTree, record.window())
                 self._builds[key] = (record.version, build, expected_bytes)
+
+    def subscribe(self, listener: Callable[[Rollout], None]) -> None:
+        """Have each rollout told that is new or updated from now on, as it is stored; not those of a saved state.
+
+        Args:
+            listener: called with the lock held, in the thread of the change. It must be quick, must not raise and must
+                not change the history.
+
+        Raises:
+            TypeError: not callable.
+        """
+        if not callable(listener):
+            raise TypeError(f"listener must be callable, not {type(listener).__name__}")
+        with self.lock:
+            self._listeners.append(listener)
+
+    def show(self, prompt_key: int) -> None:
+        """Let running requests of a prompt draw on rollouts that were added since they started.
+
+        Others see them when they start. Nothing happens where no request of the prompt runs.
+
+        Complexity: O(tokens of those rollouts), in this thread.
+        """
+        with self.lock:
+            self.close_dropped()
+            record = self._prompts.get(prompt_key)
+            if record is not None and record.open_requests and record.tree is not None:
+                for serial, rollout in record.window():
+                    record.tree.add(serial, rollout)
+                self._measure(record)
+                self._enforce_limit()
+
+    def may_join(self, prompt_key: int, training_step: int) -> bool:
+        """Return whether requests of the prompt run, and one of that step could start without a tree being built."""
+        with self.lock:
+            record = self._prompts.get(prompt_key)
+            return record is not None and bool(record.open_requests) and not record.is_stale(training_step)
 
     def discard_builds(self) -> None:
         """Forget what `prepare` ordered; what has not begun is never built. Complexity: O(prompts ordered)."""
@@ -391,6 +429,9 @@ class RolloutHistory:
             self._finished.append((key, len(rollout.response_token_ids), *effort, counters.num_emitted_tokens))
         if is_first_use and len(record) == 0:
             del self._prompts[key]
+        if outcome.rollout is not None:
+            for listener in self._listeners:
+                listener(outcome.rollout)
         self._enforce_limit()
         return outcome.serial
 

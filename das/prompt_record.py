@@ -25,9 +25,13 @@ class OpenRequest(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """What adding a rollout did: its serial number if it was new, else whether it was known or too late."""
+    """What adding a rollout did: its serial number if it was new, else whether it was known or too late.
+
+    `rollout` is the one that is stored now, with its training step; None: it was too late.
+    """
 
     serial: int | None = None
+    rollout: Rollout | None = None
     is_update: bool = False
     is_late: bool = False
     num_expired: int = 0
@@ -151,9 +155,24 @@ class PromptRecord:
             self._counted_steps.add(step)
         serial = self._next_serial
         self._next_serial += 1
-        self._insert(step, serial, with_changes(rollout, training_step=step))
+        new = with_changes(rollout, training_step=step)
+        self._insert(step, serial, new)
         self.current_step = max(self.current_step, step)
-        return Addition(serial=serial, num_expired=self._expire())
+        return Addition(serial=serial, rollout=new, num_expired=self._expire())
+
+    def oldest_step(self) -> int:
+        """Return the training step of the oldest epoch; there must be one. O(window_epochs)."""
+        return min(self._epochs)
+
+    def drop_oldest_epoch(self) -> int:
+        """Forget the rollouts of the oldest epoch and return how many there were; there must be an epoch."""
+        oldest = self.oldest_step()
+        serials = list(self._epochs[oldest])
+        for serial in serials:
+            self._is_tainted |= self.tree is not None and serial in self.tree.included
+            self._remove(oldest, serial)
+        self.version += 1
+        return len(serials)
 
     def stored(self, prompt_key: int) -> PromptWindow:
         """Return what to save of a prompt that has rollouts."""
@@ -306,7 +325,7 @@ class PromptRecord:
             num_expired = self._expire()
         if has_number and updated.request_id is not None and updated.ordinal == 0:
             self._numbered.add(serial)
-        return Addition(is_update=True, num_expired=num_expired)
+        return Addition(is_update=True, rollout=updated, num_expired=num_expired)
 
     def _insert(self, step: int, serial: int, rollout: Rollout) -> None:
         self.is_saved = False
@@ -344,13 +363,7 @@ class PromptRecord:
     def _expire(self) -> int:
         num_expired = 0
         while len(self._epochs) > self._window_epochs:
-            oldest = min(self._epochs)
-            for serial in list(self._epochs[oldest]):
-                self._is_tainted |= self.tree is not None and serial in self.tree.included
-                self._remove(oldest, serial)
-                num_expired += 1
-        if num_expired:
-            self.version += 1
+            num_expired += self.drop_oldest_epoch()
         return num_expired
 
     def _share_prompt(self, rollout: Rollout) -> Rollout:

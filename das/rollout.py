@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -117,6 +117,17 @@ class Rollout:
         """The prompt's key: the caller's own, or the hash of the prompt's token ids."""
         assert self.prompt_key is not None  # set by __post_init__
         return self.prompt_key
+
+
+def check_vocabulary(rollouts: Iterable[Rollout], *, vocabulary_size: int) -> None:
+    """Raise ValueError for the first rollout with a token that a model does not have: drafted, it stops the engine.
+
+    Complexity: O(tokens).
+    """
+    for number, rollout in enumerate(rollouts):
+        greatest = max(int(rollout.prompt_token_ids.max()), int(rollout.response_token_ids.max()))
+        if greatest >= vocabulary_size:
+            raise ValueError(f"rollout {number} holds token {greatest}; the model's vocabulary has {vocabulary_size}")
 
 
 def _restored(kind: type[Rollout], values: list[Any]) -> Rollout:

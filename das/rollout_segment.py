@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from das.checked_file import Array, CheckedFile, FileIdentity, write_checked_file
+from das.checked_file import Array, CheckedFile, FileIdentity, checked_bytes, write_checked_file
 from das.prompt_record import PromptWindow
 from das.rollout import Rollout, TokenArray, hash_token_ids, stored_rollout
 
@@ -115,8 +115,15 @@ class SegmentWriter:
         """Note that nothing is known of a prompt any more."""
         self._add_prompt(prompt_key, 0, 0, False)
 
-    def write(self, path: Path) -> FileIdentity:
-        """Write the segment file. Raises OSError."""
+    def write(self, path: Path, values: Mapping[str, Any] | None = None) -> FileIdentity:
+        """Write the segment file, with what JSON can hold beside it. Raises OSError."""
+        return write_checked_file(path, kind=_KIND, values=values or {}, arrays=self._arrays())
+
+    def to_bytes(self, values: Mapping[str, Any] | None = None) -> bytes:
+        """Return what `write` would write."""
+        return checked_bytes(kind=_KIND, values=values or {}, arrays=self._arrays())
+
+    def _arrays(self) -> dict[str, Array | list[TokenArray]]:
         arrays: dict[str, Array | list[TokenArray]] = {"tokens": self._texts or np.zeros(0, "<i4")}
         for name, column in self._columns.items():
             values = (
@@ -129,7 +136,7 @@ class SegmentWriter:
         arrays |= {
             name: np.frombuffer(data, np.uint8) for name, data in self._bytes.items() if _OF_BYTES[name] in arrays
         }
-        return write_checked_file(path, kind=_KIND, values={}, arrays=arrays)
+        return arrays
 
     def _add_prompt(self, prompt_key: int, num_rollouts: int, current_step: int, has_finished: bool) -> None:
         for name, value in zip(_OF_PROMPTS, (prompt_key, num_rollouts, current_step, has_finished), strict=True):
@@ -147,9 +154,11 @@ class Segment:
         path: of the file.
         number: of the segment.
         with_texts: check the texts and map them: they stay on disk until they are used. False: leave them out.
+        data: what `SegmentWriter.to_bytes` returned, to be read instead of a file.
 
     Attributes:
         identity: of the file.
+        values: that were written beside the rollouts.
         prompt_keys, num_rollouts: uint64 and uint32, one entry a prompt.
         tokens: texts, int32, mapped; None: left out.
         greatest_token_id: -1 where there is none.
@@ -158,12 +167,13 @@ class Segment:
         OSError: it cannot be read. StateError: it is damaged, newer, or holds what no rollout can be.
     """
 
-    def __init__(self, path: Path, number: int, *, with_texts: bool) -> None:
+    def __init__(self, path: Path, number: int, *, with_texts: bool, data: bytes | None = None) -> None:
         self.number = number
         self.greatest_token_id = -1
         self.tokens: TokenArray | None = None
-        with CheckedFile(path, kind=_KIND) as file:
+        with CheckedFile(path, kind=_KIND, data=data) as file:
             self.identity = file.identity
+            self.values: Any = file.values
             read = {name: file.array(name, _DTYPES[code]) for name, code in (_OF_PROMPTS | _OF_ROLLOUTS).items()}
             for name, (code, default) in _OPTIONAL.items():
                 dtype = _DTYPES[code]
@@ -186,6 +196,10 @@ class Segment:
     def num_tokens(self) -> int:
         """Tokens of texts, of rollouts that are stored and of such that no longer are."""
         return 0 if self.tokens is None else len(self.tokens)
+
+    def num_response_tokens(self) -> int:
+        """Return how many tokens the rollouts' responses have together, texts that they share counted for each."""
+        return int(self._columns["response_length"].sum(dtype=np.uint64))
 
     def places(self, entry: int) -> dict[int, Place]:
         """Return the texts of the prompt at this position, by hash."""

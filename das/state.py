@@ -12,13 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from das.budget import BudgetPolicy
 from das.checked_file import Array, StateError, sync_directory
 from das.confidence import Confidence
 from das.drafter import Drafter
 from das.history import RolloutHistory
+from das.packed_values import packed, unpacked
 from das.prompt_record import PromptWindow
 from das.rollout import Rollout
 from das.rollout_segment import Place, Segment, SegmentWriter
@@ -34,7 +33,6 @@ from das.state_directory import (
 )
 
 StatePath = str | os.PathLike[str]
-_IN_ARRAY = "$array"  # the key of a dictionary that stands for an array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +65,12 @@ class SavedState:
     def rollouts(self) -> Iterator[Rollout]:
         """Return all rollouts, prompt by prompt, oldest epoch first."""
         return (rollout for window in self.windows for rollout in window.rollouts)
+
+    def check_vocabulary(self, vocabulary_size: int) -> None:
+        """Raise ValueError where a model of so many tokens does not have all that are stored: drafted, they stop it."""
+        if self.greatest_token_id >= vocabulary_size:
+            found = f"{self.directory}: it holds token {self.greatest_token_id}"
+            raise ValueError(f"{found}; the model's vocabulary has {vocabulary_size}")
 
     def newest_step(self) -> int | None:
         """Return the newest training step of all rollouts; None: there is no rollout."""
@@ -237,7 +241,7 @@ def _save(
         num_tokens=statistics.num_tokens,
         num_live_tokens=num_live_tokens,
         history_settings={name: getattr(history, name) for name in HISTORY_SETTINGS},
-        learned=_packed(learned, "learned", arrays),
+        learned=packed(learned, "learned", arrays),
         arrays=arrays,
     )
     return head.write(directory, writer), head.save_id
@@ -245,7 +249,7 @@ def _save(
 
 def _saved_state(directory: Path, head: Head, segments: list[Segment], *, mapped: bool) -> SavedState:
     try:
-        learned = _unpacked(head.learned, head.arrays)
+        learned = unpacked(head.learned, head.arrays)
         if learned["confidence"] is not None:
             Confidence().load_state(learned["confidence"])
     except (KeyError, TypeError, ValueError) as error:
@@ -280,36 +284,3 @@ def _history_of(history: RolloutHistory | None, drafter: Drafter | None) -> Roll
 
 def _num_tokens(places: Mapping[int, Place]) -> int:
     return sum([place.length for place in set(places.values())])
-
-
-def _packed(value: Any, name: str, arrays: dict[str, Array]) -> Any:
-    """Return a value as JSON can hold it; arrays in it go to `arrays`, under names that tell where they were."""
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf" and value.dtype.itemsize <= 8 and value.ndim <= 2:
-        arrays[name] = value.copy()
-        return {_IN_ARRAY: name}
-    if isinstance(value, np.generic) and value.dtype.kind in "biuf":
-        return value.item()
-    if isinstance(value, Mapping):
-        for key in value:
-            if not isinstance(key, str) or key == _IN_ARRAY:
-                raise TypeError(f"{name} has the key {key!r}; it must be a str, and not {_IN_ARRAY!r}")
-        return {key: _packed(item, f"{name}.{key}", arrays) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_packed(item, f"{name}[{position}]", arrays) for position, item in enumerate(value)]
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    raise TypeError(
-        f"{name} is a {type(value).__name__}; a policy's state must consist of dictionaries with str keys, lists, "
-        "numbers, str, None, and arrays of numbers of at most two dimensions"
-    )
-
-
-def _unpacked(value: Any, arrays: Mapping[str, Array]) -> Any:
-    """Return the value that `_packed` was given."""
-    if isinstance(value, dict):
-        if value.keys() == {_IN_ARRAY}:
-            return arrays[value[_IN_ARRAY]].copy()
-        return {key: _unpacked(item, arrays) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_unpacked(item, arrays) for item in value]
-    return value

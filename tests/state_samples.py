@@ -1,5 +1,7 @@
 """What the tests of saved states share: rollouts of every kind, and the contents of a history as plain values."""
 
+import shutil
+
 import numpy as np
 from rollout_samples import rollout
 
@@ -44,6 +46,19 @@ def contents(history):
             window = [as_values(stored) for stored in history.rollouts(key)]
             found[key] = (record.current_step, record.has_finished, window)
     return found
+
+
+def unreadable_copies(path):
+    """Return folders that are no state, made from one, each with the name that an error has to tell."""
+    damaged, cut = path.with_name("damaged"), path.with_name("cut")
+    for folder in (damaged, cut):
+        shutil.copytree(path, folder)
+    rollouts, head = next(damaged.glob("rollouts-*")), cut / "state.das"
+    content = bytearray(rollouts.read_bytes())
+    content[len(content) // 2] ^= 1
+    rollouts.write_bytes(content)
+    head.write_bytes(head.read_bytes()[:-9])
+    return [(damaged, rollouts.name), (cut, head.name), (path.with_name("absent"), "absent")]
 
 
 def samples_history(**settings):

@@ -1,4 +1,4 @@
-"""The benchmarks' side of das runs to the end: no figure of the README comes from code that nothing else runs."""
+"""The benchmarks' side of das runs to the end: no figure of docs/numbers.md comes from code that nothing else runs."""
 
 from pathlib import Path
 

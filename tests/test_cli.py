@@ -2,6 +2,7 @@
 
 import array
 import fcntl
+import gzip
 import json
 import os
 import re
@@ -24,6 +25,7 @@ from das.analysis.inspect import LogStatistics, Spread
 from das.analysis.logs import LogRecord
 from das.cli import main
 from das.commands import das
+from das.commands.terminal import print_json
 from das.rollout import Rollout
 
 
@@ -50,6 +52,20 @@ def write(path: Path, *rows: object) -> Path:
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
     return write(tmp_path / "log.jsonl", *ROWS)
+
+
+def test_dash_is_standard_input_gzipped_or_not(log: Path) -> None:
+    named, _ = start("inspect", "--json", log).communicate(timeout=20)
+    for piped in (log.read_bytes(), gzip.compress(log.read_bytes())):
+        process = start("inspect", "--json", "-", stdin=subprocess.PIPE, text=False)
+        printed, errors = process.communicate(piped, timeout=20)
+        assert (process.returncode, errors) == (0, b"")
+        assert json.loads(printed) == json.loads(named) | {"logs": ["/dev/stdin"]}
+
+
+def test_what_is_not_finite_is_null_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"a": [float("nan"), (float("inf"), 1.5)], "b": {"c": -float("inf"), "d": None}})
+    assert json.loads(capsys.readouterr().out) == {"a": [None, [None, 1.5]], "b": {"c": None, "d": None}}
 
 
 # The figures.

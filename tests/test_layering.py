@@ -41,7 +41,7 @@ das.analysis.containers.numbered_rows das.analysis.extra
 das.analysis.fields
 das
 das.state
-das.state_directory das.step
+das.state_directory das.step das.packed_values
 das.rollout_segment
 das.drafter
 das.draft_origins das.live_request

@@ -29,7 +29,7 @@ def adversarial(name):
 
 
 def check_synthetic(seed, ratio):
-    """Where a pass costs no more than 20 tokens, three of 200 logs end 4.2 to 4.5 % later (README)."""
+    """Where a pass costs no more than 20 tokens, three of 200 logs end 4.2 to 4.5 % later (docs/numbers.md)."""
     log = synthetic_log(seed)
     assert len(log) >= LEAST_REQUESTS
     assert makespan_ratio(log, ratio)[0] <= (1.05 if ratio < 100 else MOST)

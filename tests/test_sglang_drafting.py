@@ -3,12 +3,14 @@
 import gc
 import json
 import logging
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from sglang_requests import END, EngineRequest, decode
 
 import das
+from das_sglang import control
 from das_sglang.corpus import PushedText
 from das_sglang.drafting import Drafting
 from das_sglang.settings import Settings
@@ -209,7 +211,7 @@ def test_a_restarted_engine_goes_on_where_it_stopped(tmp_path):
     drafting.save(str(tmp_path))
     restarted, other = Drafting(settings(policy="throughput")), Drafting(settings(policy="fixed:7"))
     for one in (restarted, other):
-        one.load(str(tmp_path))
+        one.restore(one.read_state(str(tmp_path)))
         assert responses_in(one) == sorted(RESPONSES)
         assert one.training_step.now(None) == 4
     assert restarted._policy.state().keys() == drafting._policy.state().keys()
@@ -226,8 +228,45 @@ def test_a_saved_state_of_a_greater_vocabulary_is_refused(tmp_path):
     drafting.save(str(tmp_path))
     small = Drafting(settings(), vocabulary_size=END)
     with pytest.raises(ValueError, match="it holds token 9; the model's vocabulary has 9"):
-        small.load(str(tmp_path))
+        small.read_state(str(tmp_path))
     assert responses_in(small) == []
+
+
+def rank_of_two(*, other_tells):
+    """A scheduler as far as `das_sglang.control` reads it; what the other rank tells is made of what this one does."""
+    group = SimpleNamespace(world_size=2, all_gather_object=lambda told: [told, other_tells(told)])
+    return SimpleNamespace(tp_group=group, draft_worker=SimpleNamespace(drafting=Drafting(settings(), num_ranks=2)))
+
+
+@pytest.mark.parametrize(
+    ("other_tells", "message"),
+    [
+        (lambda told: told, None),
+        (lambda told: ("no such file", None), "rank 1: no such file"),
+        (lambda told: (None, "another"), "rank 1 reads something else there"),
+    ],
+)
+def test_ranks_take_in_the_same_or_nothing(tmp_path, other_tells, message):
+    """Ranks with different histories would draft differently, and wait for each other forever."""
+    saved = Drafting(settings())
+    decode(saved, requests_of("a"), RESPONSES, overlap=False)
+    saved.save(str(tmp_path))
+    pushed = json.dumps([{"prompt_token_ids": [1], "response_token_ids": [2, 3]}])
+    for take_in in (
+        lambda rank: control.das_load_state(rank, path=str(tmp_path)),
+        lambda rank: control.das_push(rank, rollouts=pushed),
+    ):
+        rank = rank_of_two(other_tells=other_tells)
+        drafting = rank.draft_worker.drafting
+        if message is None:
+            take_in(rank)
+            assert responses_in(drafting) in (sorted(RESPONSES), [[2, 3]])
+        else:
+            with pytest.raises(ValueError, match=message):
+                take_in(rank)
+            assert responses_in(drafting) == []
+    with pytest.raises(FileNotFoundError):
+        control.das_load_state(rank_of_two(other_tells=other_tells), path=str(tmp_path / "absent"))
 
 
 def test_a_corpus_is_the_history_of_the_prompt_it_is_named_after():

@@ -7,7 +7,17 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from sglang_engines import OPTIONS, call, engine, generate, num_passes, statistics, tokens_of, update_weights
+from sglang_engines import (
+    OPTIONS,
+    call,
+    engine,
+    generate,
+    num_passes,
+    statistics,
+    tokens_of,
+    trained_model,
+    update_weights,
+)
 
 import das
 from bench import tiny_llama
@@ -36,38 +46,35 @@ CASES = {
 LOGPROBS = {"return_logprob": True, "top_logprobs_num": 3}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def model(request):
-    """The trained model; kept in pytest's cache."""
-    folder = request.config.cache.mkdir("das-tiny-llama")
-    if not (folder / "config.json").exists():
-        tiny_llama.train(folder)
-    return folder
+    return trained_model(request.config.cache)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def other_model(model, tmp_path_factory):
     """The same model after an update of its weights."""
     return tiny_llama.update(model, tmp_path_factory.mktemp("updated"))
 
 
-@pytest.fixture(scope="session", params=["overlap", "sync"])
+@pytest.fixture(scope="module", params=["overlap", "sync"])
 def scheduling(request):
     """SGLang's two kinds of scheduling. With overlap, penalties lag by a token, with and without speculation."""
     return {"disable_overlap_schedule": request.param == "sync"}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def undrafted(model, scheduling):
     """What an engine without speculation answers in each case."""
     with engine(model, **scheduling) as running:
         return {name: generate(running, PROMPTS, sampling, **LOGPROBS) for name, sampling in CASES.items()}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def das_engine(model, scheduling, undrafted):
-    """An engine that drafts with das."""
-    with engine(model, settings={"widths": [0, 1, 3, WIDEST]}, speculative_algorithm="DAS", **scheduling) as running:
+    """An engine that drafts with das; no clock weighs, as a crowded machine's may say that nothing pays."""
+    settings = {"widths": [0, 1, 3, WIDEST], "latency_ms": [8.0, 0.04]}
+    with engine(model, settings=settings, speculative_algorithm="DAS", **scheduling) as running:
         yield running
 
 
@@ -186,6 +193,13 @@ def nucleus(row, *, top_k, top_p):
     return kept
 
 
+def noise_floor(exact, num_samples):
+    """The greatest total variation that 10,000 samples of so many answers have from the distribution they are of."""
+    probabilities = np.array(list(exact.values()))
+    samples = np.random.default_rng(0).multinomial(num_samples, probabilities / probabilities.sum(), size=10_000)
+    return 0.5 * np.abs(samples / num_samples - probabilities).sum(axis=1).max()
+
+
 @pytest.mark.parametrize(
     ("sampling", "keep"),
     [
@@ -208,8 +222,7 @@ def test_samples_have_the_models_distribution(fresh, model, sampling, keep):
         counts = Counter(answer[:cut] for answer in answers)
         distance = 0.5 * sum(abs(counts[path] / num_samples - p) for path, p in exact.items())
         distance += 0.5 * sum(count for path, count in counts.items() if path not in exact) / num_samples
-        floor = sum(np.sqrt(p * (1 - p) / (2 * np.pi * num_samples)) for p in exact.values())
-        assert distance < 1.5 * floor, (cut, distance, floor)  # the mean of such distances is 1.0 floors at most
+        assert distance < noise_floor(exact, num_samples), (cut, distance)
     counters = statistics(fresh)
     assert counters["num_accepted_tokens"] > num_samples / 4
     assert counters["num_drafted_tokens"] > 1.2 * counters["num_accepted_tokens"]

@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from sglang_engines import call, engine, generate, num_passes, statistics, tokens_of
+from sglang_engines import call, engine, generate, num_passes, statistics, tokens_of, trained_model
 
 from bench import tiny_llama
 
@@ -15,8 +15,8 @@ SAMPLED = {"temperature": 1.0, "max_new_tokens": 48, "top_k": 20, "top_p": 0.95}
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return tiny_llama.train(tmp_path_factory.mktemp("model"))
+def model(request):
+    return trained_model(request.config.cache)
 
 
 @pytest.fixture(scope="module")
@@ -57,3 +57,19 @@ def test_unkeyed_samples_do_not_part_the_ranks(two_ranks):
         answers = generate(two_ranks, PROMPTS * 2, SAMPLED)
         assert all(tokens[-1] == tiny_llama.END or len(tokens) == 48 for tokens in tokens_of(answers))
     assert statistics(two_ranks)["state"] == "drafting"
+
+
+def test_ranks_take_in_what_was_saved_or_nothing(two_ranks, expected, tmp_path):
+    call(two_ranks, "das_forget")
+    call(two_ranks, "das_configure", policy="fixed:7", shape="chain", noise_seed=-1)
+    generate(two_ranks, PROMPTS, GREEDY)
+    call(two_ranks, "das_save_state", path=str(tmp_path / "state"))
+    kept = statistics(two_ranks)["history"]["num_tokens"]
+    call(two_ranks, "das_forget")
+    with pytest.raises(Exception, match="absent"):
+        call(two_ranks, "das_load_state", path=str(tmp_path / "absent"))
+    call(two_ranks, "das_load_state", path=str(tmp_path / "state"))
+    assert statistics(two_ranks)["history"]["num_tokens"] == kept
+    warm = generate(two_ranks, PROMPTS, GREEDY)
+    assert tokens_of(warm) == expected
+    assert sum(num_passes(warm)) < sum(map(len, expected)) / 3

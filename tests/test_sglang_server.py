@@ -11,7 +11,7 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from sglang_engines import NUM_SLOTS, OPTIONS
+from sglang_engines import NUM_SLOTS, OPTIONS, trained_model
 
 from bench import tiny_llama
 
@@ -46,8 +46,9 @@ class Server:
             text = response.read().decode()
         return json.loads(text) if text.startswith(("{", "[")) else text
 
-    def generate(self, prompt, **sampling):
-        answer = self.ask("/generate", {"input_ids": prompt, "sampling_params": GREEDY | sampling})
+    def generate(self, prompt, *, named=None, **sampling):
+        content = {"input_ids": prompt, "sampling_params": GREEDY | sampling} | (named or {})
+        answer = self.ask("/generate", content)
         return answer["output_ids"], answer["meta_info"]
 
     def das(self):
@@ -56,16 +57,13 @@ class Server:
 
 @pytest.fixture(scope="module")
 def server(request, tmp_path_factory):
-    folder = request.config.cache.mkdir("das-tiny-llama")
-    if not (folder / "config.json").exists():
-        tiny_llama.train(folder)
     work = tmp_path_factory.mktemp("server")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     (work / "start.py").write_text(START)
     arguments = OPTIONS | {
-        "model_path": str(folder),
+        "model_path": str(trained_model(request.config.cache)),
         "skip_tokenizer_init": False,
         "max_total_tokens": NUM_SLOTS,
         "speculative_algorithm": "NGRAM",
@@ -116,6 +114,16 @@ def test_a_response_ends_at_its_stop_string_in_the_history_too(server):
     before = server.das()["history"]
     server.generate(PROMPTS[0], stop=["+"], custom_params={"das_prompt_key": "stopped"})
     assert server.das()["history"]["num_tokens"] - before["num_tokens"] == end
+
+
+@pytest.mark.parametrize(
+    "names", [({"extra_key": "sums"}, {"extra_key": "sums"}), ({"rid": "das:sums 2/0"}, {"rid": "das:sums 2/1"})]
+)
+def test_extra_keys_and_request_ids_name_prompts(server, names):
+    before = server.das()["history"]["num_prompts"]
+    for prompt, named in zip(PROMPTS, names, strict=False):
+        server.generate(prompt, named=named)
+    assert server.das()["history"]["num_prompts"] == before + 1
 
 
 def test_history_outlives_a_flush(server):

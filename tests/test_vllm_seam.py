@@ -1,6 +1,7 @@
 """The seam check: what it finds in sources, what it says of what is missing, and what `das doctor` makes of it."""
 
 import json
+import logging
 import re
 import subprocess
 import sys
@@ -8,9 +9,10 @@ from pathlib import Path
 
 import pytest
 from command_runs import REPOSITORY
+from vllm_runner import vllm_config
 
 from das import cli
-from das_vllm import doctor, plugin
+from das_vllm import DasProposer, doctor, plugin, seam
 from das_vllm.seam import HOOKS, check
 
 
@@ -80,8 +82,29 @@ def test_register_never_raises_and_says_what_does_not_fit(
         for name in set(sys.modules) - before:
             del sys.modules[name]
     said = "\n".join(record.getMessage() for record in caplog.records)
-    assert "bind_runners does not fit this vLLM (AttributeError" in said
-    assert "WorkerBase is missing: das drafts without them" in said
+    assert "bind_runners does not fit vllm of unknown version (AttributeError" in said
+    assert "WorkerBase lacks WorkerBase. Off: RPC methods" in said
+
+
+def test_a_vllm_that_calls_its_drafter_otherwise_is_named_at_start_and_the_engine_goes_on(
+    package: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (package / "__init__.py").touch()
+    file = package / "v1/worker/gpu_model_runner.py"
+    file.write_text(file.read_text().replace("num_tokens_no_spec", "num_tokens"))
+    (package / "v1/worker/worker_base.py").unlink()
+    monkeypatch.syspath_prepend(str(package.parent))
+    monkeypatch.setattr(seam, "version", {"vllm": "0.99.0"}.__getitem__)
+    with caplog.at_level(logging.INFO, "vllm.das_vllm"):
+        proposer = DasProposer(vllm_config())
+    settings, error, warning = [record.getMessage() for record in caplog.records]
+    assert "drafts up to 4 tokens a request and step" in settings
+    assert "vllm 0.99.0 does not fit: WorkerBase lacks WorkerBase" in warning
+    assert "das is off from here on; the engine goes on without drafts" in error
+    assert "vllm 0.99.0 does not fit: GPUModelRunner's call of propose() lacks propose(" in error
+    assert "install a vLLM of 0.22 to 0.33" in error
+    assert not proposer.is_drafting
+    assert proposer.propose(3, object(), sampled_token_ids=[[1], [2]]) == [[], []]
 
 
 def test_doctor_prints_a_line_a_check_and_fails_if_something_is_wrong(

@@ -5,15 +5,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vllm_runner import Runner
+from vllm_runner import VOCABULARY_SIZE, Runner
 
 import das
+from das.rollout import named_prompt_key
 from das_vllm.request_tracker import prompt_key_of
 from das_vllm.worker_methods import (
     WORKER_METHODS,
     das_flush,
     das_load_state,
     das_new_training_step,
+    das_prepare,
     das_push_rollouts,
     das_save_state,
     das_set_policy,
@@ -41,6 +43,23 @@ def test_pushed_rollouts_enter_the_history_once() -> None:
     assert runner.drafter.tracker.training_step == 8  # behind what was pushed
 
 
+def test_prompts_that_come_next_get_their_trees_ahead() -> None:
+    """Named by token ids, by text or by key; what does not name a prompt is refused."""
+    runner = Runner()
+    history = runner.drafter.history
+    named = [ROLLOUT, ROLLOUT | {"prompt_key": "problem 17"}, ROLLOUT | {"prompt_key": 5}]
+    das_push_rollouts(worker_of(runner), named)
+    history.discard_builds()
+    das_prepare(worker_of(runner), [[1, 2], "problem 17", 5])
+    for prompt in (das.prompt_key([1, 2]), named_prompt_key("problem 17"), 5):
+        history.tree_for(prompt, 8)
+    statistics = history.statistics()
+    assert (statistics.num_builds_ahead, statistics.num_builds_on_start) == (3, 0)
+    for bad in (-1, 1 << 64):
+        with pytest.raises(ValueError, match=f"prompts holds {bad}; a key must be 0 <= key < 2\\*\\*64"):
+            das_prepare(worker_of(runner), [bad])
+
+
 @pytest.mark.parametrize(
     ("bad", "error"),
     [
@@ -48,6 +67,7 @@ def test_pushed_rollouts_enter_the_history_once() -> None:
         ({"reward": float("nan")}, "reward is nan"),
         ({"colour": 1}, "colour"),
         ({"prompt_key": -1}, "prompt_key is -1"),
+        ({"response_token_ids": [3, VOCABULARY_SIZE]}, "rollout 1 holds token 1000; the model's vocabulary has 1000"),
     ],
 )
 def test_a_bad_rollout_raises_and_none_is_taken_in(bad: dict[str, Any], error: str) -> None:
@@ -84,6 +104,17 @@ def test_a_restarted_engine_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert restarted.drafter.fault is None
 
 
+def test_a_state_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
+    history = das.RolloutHistory()
+    history.add(das.Rollout(prompt_token_ids=[1, 2], response_token_ids=[VOCABULARY_SIZE]))
+    runner = Runner()
+    das.save_state(tmp_path, drafter=das.Drafter(history), policy=runner.drafter.policy)
+    with pytest.raises(ValueError, match="it holds token 1000; the model's vocabulary has 1000"):
+        das_load_state(worker_of(runner), str(tmp_path))
+    assert runner.drafter.history.prompt_keys() == ()
+    assert runner.drafter.fault is None
+
+
 def test_policies_change_at_once() -> None:
     runner = Runner(num_speculative_tokens=4)
     assert das_set_policy(worker_of(runner), "price", {"min_survival": 0.5}) == repr(runner.drafter.policy)
@@ -116,6 +147,7 @@ def test_an_engine_without_das_answers_none(method: Any) -> None:
     arguments: dict[str, tuple[Any, ...]] = {
         "das_push_rollouts": ([ROLLOUT],),
         "das_new_training_step": (1,),
+        "das_prepare": ([[1, 2]],),
         "das_set_policy": ("none",),
         "das_save_state": ("/nowhere",),
         "das_load_state": ("/nowhere",),

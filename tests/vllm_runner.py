@@ -13,6 +13,8 @@ import numpy as np
 
 from das_vllm import DasProposer
 
+VOCABULARY_SIZE = 1_000
+
 
 @dataclass(eq=False)
 class RequestState:
@@ -104,6 +106,7 @@ def vllm_config(
 ) -> SimpleNamespace:  # fmt: skip
     """VllmConfig as far as das reads it."""
     return SimpleNamespace(
+        model_config=SimpleNamespace(get_vocab_size=lambda: VOCABULARY_SIZE),
         additional_config={"das": dict(das or {})},
         speculative_config=SimpleNamespace(num_speculative_tokens=num_speculative_tokens),
         scheduler_config=SimpleNamespace(max_num_batched_tokens=max_num_batched_tokens),

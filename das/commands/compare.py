@@ -93,7 +93,8 @@ def compare(
 ) -> None:
     """Simulate the generation of a log under several policies and drafter settings, and print them side by side.
 
-    LOG is a .jsonl, .jsonl.gz, .parquet or (slime's) .pt file, or a directory of such files; several are read as one.
+    LOG is a .jsonl, .jsonl.gz, .parquet or (slime's) .pt file, or a directory of such files; several are read as one,
+    - is standard input.
     Every policy meets every --shape and every --window-epochs; what engines do is as in `das simulate`. Rows
     are in order of makespan, and "off" is speculation switched off. Ctrl-C prints the rows that are done.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import json
 import platform
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -13,10 +12,11 @@ import click
 import numpy
 
 from das import __version__
+from das.commands.terminal import print_json
 
 # Modules of the adapters in integrations/, which das never imports by name: each offers `checks()`, that returns
 # (what, state, text) rows.
-_ADAPTERS = ("das_vllm.doctor", "das_sglang.doctor")
+_ADAPTERS = ("das_vllm.doctor", "das_sglang.doctor", "das_ray.doctor")
 _STATES = ("ok", "off", "wrong")
 
 
@@ -43,7 +43,7 @@ def doctor(context: click.Context, as_json: bool) -> None:
     """
     found = [*_own_checks(), *(check for name in _ADAPTERS for check in _checks_of(name))]
     if as_json:
-        click.echo(json.dumps({"checks": [asdict(check) for check in found]}, indent=1))
+        print_json({"checks": [asdict(check) for check in found]}, indent=1)
     else:
         width = max(len(check.what) for check in found)
         for check in found:  # lines, not a table: remedies are long, and made to be copied

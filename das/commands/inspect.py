@@ -16,7 +16,8 @@ from das.commands.terminal import print_table
 def inspect(log: LogInput, *, as_json: bool) -> None:
     """Say what is in a log: rollouts, prompts, lengths, rewards, by training step.
 
-    LOG is a .jsonl, .jsonl.gz, .parquet or (slime's) .pt file, or a directory of such files; several are read as one.
+    LOG is a .jsonl, .jsonl.gz, .parquet or (slime's) .pt file, or a directory of such files; several are read as one,
+    - is standard input.
     Ctrl-C prints what was read so far.
 
     \b

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import click
 
 from das.analysis.latency_sweep import fit_of, read_latency_sweep
 from das.commands.parameter_types import FilePath
-from das.commands.terminal import print_table
+from das.commands.terminal import print_json, print_table
 from das.latency import LatencyFit
 from das.latency_presets import LATENCY_PRESETS
 
@@ -47,7 +46,7 @@ def fit(file: Path, no_context: bool, as_json: bool) -> None:
     sweep = read_latency_sweep(file)
     fitted = fit_of(sweep, file, with_context=not no_context)
     if as_json:
-        click.echo(json.dumps({"file": str(file), "num_skipped": sweep.num_skipped, **asdict(fitted)}))
+        print_json({"file": str(file), "num_skipped": sweep.num_skipped, **asdict(fitted)})
         return
     model = fitted.latency
     click.echo(f"{fitted.num_steps} passes ({sweep.num_skipped} rows skipped): t = {_formula(fitted)}")
@@ -69,7 +68,7 @@ def list_presets(as_json: bool) -> None:
                              as `das latency fit` has them
     """
     if as_json:
-        click.echo(json.dumps({name: asdict(preset) for name, preset in LATENCY_PRESETS.items()}))
+        print_json({name: asdict(preset) for name, preset in LATENCY_PRESETS.items()})
         return
     sources = {preset.source: None for preset in LATENCY_PRESETS.values()}
     print_table(

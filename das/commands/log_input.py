@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -17,10 +16,11 @@ from rich.progress import DownloadColumn
 from das.analysis.formats import FORMATS
 from das.analysis.logs import LogError, LogRecord, read_logs
 from das.commands.parameter_types import FilePath
-from das.commands.terminal import progress_bar
+from das.commands.terminal import print_json, progress_bar
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _BAD_ROWS_SHOWN = 5
+_STANDARD_INPUT = "/dev/stdin"
 
 
 class LogInput:
@@ -75,7 +75,7 @@ class LogInput:
             "num_bad_rows": self._num_bad,
             "num_later_turns": self._num_later_turns,
         }
-        click.echo(json.dumps(extent | figures))
+        print_json(extent | figures)
 
     def _noted(self, records: Iterator[LogRecord]) -> Iterator[LogRecord]:
         for record in records:
@@ -91,6 +91,13 @@ class LogInput:
             self._first_bad.append(str(error))
 
 
+class _LogPath(FilePath):
+    """A log; - is standard input."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return Path(_STANDARD_INPUT) if value == "-" else super().convert(value, param, ctx)
+
+
 def log_options(command: _Command) -> _Command:
     """Give a command a `LogInput` as its first argument, made of options, and the parameter as_json."""
 
@@ -102,7 +109,7 @@ def log_options(command: _Command) -> _Command:
 
     path = FilePath()
     options = [
-        click.argument("logs", metavar="LOG...", nargs=-1, required=True, type=path),
+        click.argument("logs", metavar="LOG...", nargs=-1, required=True, type=_LogPath()),
         click.option("--tokenizer", metavar="FILE", type=path, help="tokenizer.json of the policy, for text logs."),
         click.option(
             "--format",

@@ -95,7 +95,8 @@ def replay(
 ) -> None:
     """Replay a log as an engine would run it, and count the draft tokens that the target model would have accepted.
 
-    LOG is a .jsonl, .jsonl.gz, .parquet or (slime's) .pt file, or a directory of such files; several are read as one.
+    LOG is a .jsonl, .jsonl.gz, .parquet or (slime's) .pt file, or a directory of such files; several are read as one,
+    - is standard input.
     Training steps follow one another; within one, all prompts run together, --group-size samples of each at a
     time: a generation batch, and a row of the table (one row a training step where there are more than 40 batches).
     The counts are an unbiased estimate if the log was sampled with the settings that the engine verifies with.

@@ -54,7 +54,8 @@ def simulate(
 ) -> None:
     """Simulate how long engines take to generate a log: batches that refill, workers, training beside generation.
 
-    LOG is a .jsonl, .jsonl.gz, .parquet or (slime's) .pt file, or a directory of such files; several are read as one.
+    LOG is a .jsonl, .jsonl.gz, .parquet or (slime's) .pt file, or a directory of such files; several are read as one,
+    - is standard input.
     The drafter is real and emits what was logged; only the clock is simulated, by --latency. A batch, a row of
     the table, is --group-size samples of each prompt of a training step; training on it follows. Beside it runs the
     same simulation with speculation switched off. Not simulated: prefill, limits of KV memory, time in environments.

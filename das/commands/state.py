@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 from das.analysis.rollout_tables import write_parquet
 from das.commands.log_input import LogInput, log_options
 from das.commands.parameter_types import Count, FilePath
+from das.commands.terminal import print_json
 from das.history import RolloutHistory
 from das.state import SavedState, compact_state, load_state, save_state
 from das.state_directory import HEAD_NAME, SaveSummary
@@ -47,7 +47,7 @@ def show(directory: Path, as_json: bool) -> None:
     """
     figures = _figures(directory, load_state(directory))
     if as_json:
-        click.echo(json.dumps(figures))
+        print_json(figures)
         return
     steps = figures["training_steps"]
     click.echo(
@@ -121,7 +121,7 @@ def _figures(directory: Path, saved: SavedState) -> dict[str, Any]:
 
 def _print_summary(directory: Path, summary: SaveSummary, *, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps({"directory": str(directory), **asdict(summary)}))
+        print_json({"directory": str(directory), **asdict(summary)})
     else:
         click.echo(
             f"{directory}: {summary.num_rollouts:,} rollouts of {summary.num_prompts:,} prompts, "

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+import json
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
+import click
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 _PIPE_COLUMNS = 160  # a pipe or file has no width of its own; no table needs more
+
+
+def print_json(value: Any, *, indent: int | None = None) -> None:
+    """Print a value as JSON; what is not finite, which JSON has no word for, becomes null."""
+    click.echo(json.dumps(_finite(value), indent=indent, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @contextmanager

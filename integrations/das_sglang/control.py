@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import das
 from das.rollout import check_int, named_prompt_key
 from das_sglang.drafting import Drafting
 
+_T = TypeVar("_T")
 _INTERNAL_STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController"
 
 
@@ -39,9 +40,16 @@ def das_push(scheduler: Any, rollouts: str = "", path: str = "") -> None:
         path: of a file with such an object in each line, that every rank can read.
 
     Raises:
-        TypeError, ValueError: no JSON, or no rollout; it names the first that is none. None is taken then.
+        TypeError, ValueError: no JSON, or no rollout; it names the first that is none. None is taken then, on any rank.
     """
-    _drafting(scheduler).add_rollouts(list(_parsed(rollouts, path)))
+    drafting = _drafting(scheduler)
+
+    def read() -> tuple[list[das.Rollout], object]:
+        found = list(_parsed(rollouts, path))
+        drafting.check_rollouts(found)
+        return found, [(one.key, one.response_hash, one.training_step) for one in found]
+
+    drafting.add_rollouts(_alike_on_all_ranks(scheduler, read))
 
 
 def das_new_training_step(scheduler: Any, training_step: int) -> None:
@@ -52,6 +60,22 @@ def das_new_training_step(scheduler: Any, training_step: int) -> None:
     """
     check_int(training_step, "training_step", below=1 << 62)
     _drafting(scheduler).training_step.raise_to(training_step)
+
+
+def das_prepare(scheduler: Any, prompts: str) -> None:
+    """Say which prompts come next: trees are built in the background, and other engines' rollouts of them fetched.
+
+    Args:
+        prompts: a JSON array; of each prompt its token ids, or the key (an int or a name) that its requests give.
+
+    Raises:
+        TypeError, ValueError: no JSON array, or something else in it.
+    """
+    items = json.loads(prompts)
+    if not isinstance(items, list):
+        raise ValueError(f"prompts holds a {type(items).__name__}; it must be a JSON array")
+    keys = [das.prompt_key(item) if isinstance(item, list) else named_prompt_key(item) for item in items]
+    _drafting(scheduler).prepare(keys)
 
 
 def das_configure(scheduler: Any, **changes: Any) -> None:
@@ -86,9 +110,15 @@ def das_load_state(scheduler: Any, path: str) -> None:
     The policy's state is taken in where the policy is of the class that was saved.
 
     Raises:
-        ValueError: as `das.load_state`, or a token is not in the model's vocabulary. Nothing changes then.
+        ValueError: as `das.load_state`, or a token is not in the model's vocabulary. Nothing changes then, on any rank.
     """
-    _drafting(scheduler).load(path)
+    drafting = _drafting(scheduler)
+
+    def read() -> tuple[das.SavedState, object]:
+        saved = drafting.read_state(path)
+        return saved, saved.save_id
+
+    drafting.restore(_alike_on_all_ranks(scheduler, read))
 
 
 def das_statistics(scheduler: Any, path: str) -> None:
@@ -98,9 +128,36 @@ def das_statistics(scheduler: Any, path: str) -> None:
 
 
 METHODS: tuple[Callable[..., None], ...] = (
-    *(das_push, das_new_training_step, das_configure, das_forget),
+    *(das_push, das_new_training_step, das_prepare, das_configure, das_forget),
     *(das_save_state, das_load_state, das_statistics),
 )
+
+
+def _alike_on_all_ranks(scheduler: Any, read: Callable[[], tuple[_T, object]]) -> _T:
+    """Read what all ranks take in, or none: ranks that draft from different histories wait for each other forever.
+
+    Args:
+        read: returns what was read, and what tells it from other contents.
+
+    Raises:
+        what `read` raises; ValueError: it raised on another rank, or returned something else there.
+    """
+    found, mark, problem = None, None, None
+    try:
+        found, mark = read()
+    except Exception as error:
+        problem = error
+    group = scheduler.tp_group
+    if group.world_size > 1:
+        told = group.all_gather_object((None if problem is None else str(problem), mark))
+        for rank, (text, other) in enumerate(told):
+            if problem is None and text is not None:
+                problem = ValueError(f"rank {rank}: {text}")
+            elif problem is None and other != mark:
+                problem = ValueError(f"rank {rank} reads something else there; all ranks must see the same files")
+    if problem is not None:
+        raise problem
+    return found  # type: ignore[return-value]  # read() has not raised
 
 
 def _is_first_rank() -> bool:

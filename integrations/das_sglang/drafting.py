@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 import das
+from das.rollout import check_vocabulary
+from das_ray.shared_history import Broadcast, SharedHistory
 from das_sglang.live_requests import LiveRequests
 from das_sglang.settings import Settings
 from das_sglang.training_step import TrainingStep
@@ -40,22 +42,37 @@ class Drafting:
         settings: see there.
         num_ranks: of the tensor-parallel group, which must all draft the same.
         vocabulary_size: of the model, which fails on other tokens.
+        is_first_rank: of that group.
+        broadcast: in that group; see das_ray.shared_history. None: there is one rank, or none shares its history.
 
     Attributes:
         history: of all rollouts seen.
+        shared: its share in the history of several engines; None: it has none.
         training_step: which step the engine is at.
         fault: why nothing is drafted any more; None: it is.
     """
 
-    def __init__(self, settings: Settings, *, num_ranks: int = 1, vocabulary_size: int = 1 << 31) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        num_ranks: int = 1,
+        vocabulary_size: int = 1 << 31,
+        is_first_rank: bool = True,
+        broadcast: Broadcast | None = None,
+    ) -> None:
         self.settings = settings
         self.vocabulary_size = vocabulary_size
         self.training_step = TrainingStep()
         self._num_ranks = num_ranks
+        self._is_first_rank = is_first_rank
+        self._broadcast = broadcast
+        self._last_step = 0  # whose rollouts are being generated
         self._widest = settings.widths[-1]
         self._num_steps_by_width: Counter[int] = Counter()
         self._counts: Counter[str] = Counter()
         self.history: das.RolloutHistory
+        self.shared: SharedHistory | None = None
         self.fault: str | None
         self._step_started_s: float | None
         self.forget()
@@ -71,6 +88,8 @@ class Drafting:
         Never raises. Complexity: O(emitted and drafted tokens), whatever the history holds.
         """
         nothing = Plan([None] * len(requests), 0)
+        if self.shared is not None:
+            self.shared.between_steps()
         plan = self._guarded(lambda: self._plan(requests, unprocessed, weight_version), nothing, "drafting")
         self._num_steps_by_width[plan.width] += 1
         self._counts["num_verified_tokens"] += len(requests) * (1 + plan.width)
@@ -80,7 +99,14 @@ class Drafting:
     def prefill(self, requests: Iterable[Any]) -> None:
         """A pass prefills these requests: build their prompts' trees beside it. Never raises."""
         self._step_started_s = None
-        self._guarded(lambda: self._live.prepare(requests), None, "preparing trees")
+        self._guarded(lambda: self.prepare(self._live.keys_of(requests)), None, "preparing trees")
+
+    def prepare(self, prompt_keys: Iterable[int]) -> None:
+        """Requests of these prompts start soon: get what other engines know of them, and build their trees."""
+        prompt_keys = sorted(set(prompt_keys))
+        self.history.prepare(prompt_keys)
+        if self.shared is not None:
+            self.shared.announce(prompt_keys)
 
     def finish(self, rid: str) -> None:
         """SGLang has ended a request. Never raises."""
@@ -101,29 +127,25 @@ class Drafting:
         return self.history.add_many(rollouts)
 
     def check_rollouts(self, rollouts: Iterable[das.Rollout]) -> None:
-        """Raise ValueError for a rollout with a token that is not in the model's vocabulary: drafted, it would fail."""
-        for number, rollout in enumerate(rollouts):
-            greatest = max(int(rollout.prompt_token_ids.max()), int(rollout.response_token_ids.max()))
-            if greatest >= self.vocabulary_size:
-                raise ValueError(
-                    f"rollout {number} holds token {greatest}; the model's vocabulary has {self.vocabulary_size}"
-                )
+        """Raise ValueError for a rollout with a token that is not in the model's vocabulary."""
+        check_vocabulary(rollouts, vocabulary_size=self.vocabulary_size)
 
     def save(self, path: str) -> None:
         """Save history, confidence and policy to a directory. Raises as `das.save_state`."""
         das.save_state(path, drafter=self._drafter, policy=self._policy)
 
-    def load(self, path: str) -> None:
-        """Take in a saved state; that of the policy where it is of the same class.
+    def read_state(self, path: str) -> das.SavedState:
+        """Return a saved state that this engine can take in.
 
         Raises:
-            as `das.load_state`. ValueError: it holds a token that the model does not have. Nothing changes then.
+            as `das.load_state`. ValueError: it holds a token that the model does not have.
         """
         saved = das.load_state(path)
-        if saved.greatest_token_id >= self.vocabulary_size:
-            raise ValueError(
-                f"{path}: it holds token {saved.greatest_token_id}; the model's vocabulary has {self.vocabulary_size}"
-            )
+        saved.check_vocabulary(self.vocabulary_size)
+        return saved
+
+    def restore(self, saved: das.SavedState) -> None:
+        """Take in a saved state; that of the policy where it is of the same class. Raises as `das.load_state`."""
         is_same_policy = saved.policy_name == type(self._policy).__name__
         saved.restore(drafter=self._drafter, policy=self._policy if is_same_policy else None)
         self.training_step.raise_to(saved.newest_step() or 0)
@@ -138,10 +160,28 @@ class Drafting:
         self._policy = self.settings.make_policy(learns_latency=self._num_ranks == 1)
         self._drafter = das.Drafter(self.history)
         self._live = LiveRequests(self._drafter)
+        if self.shared is not None:
+            self.shared.close(wait_s=0.0)
+        self.shared = self._make_shared()
         self._step_started_s = None
         self._plan_s = 0.0
         self._num_steps_by_width.clear()
         self._counts.clear()
+
+    def _make_shared(self) -> SharedHistory | None:
+        if self.settings.shared_history is None:
+            return None
+        if self._num_ranks > 1 and self._broadcast is None:
+            logger.error("das: ranks that each run a batch of their own cannot share a history; each keeps its own")
+            return None
+        return SharedHistory(
+            self.settings.shared_history,
+            drafter=self._drafter,
+            policy=lambda: self._policy,
+            broadcast=self._broadcast if self._num_ranks > 1 else None,
+            vocabulary_size=self.vocabulary_size,
+            is_first_rank=self._is_first_rank,
+        )
 
     def configure(self, **changes: Any) -> None:
         """Change policy, shape, widths or noise_seed of the running engine; what was learned of acceptance stays.
@@ -180,6 +220,7 @@ class Drafting:
             "plan_us_per_pass": 1e6 * self._plan_s / num_steps,
             "num_live_requests": len(self._live),
             "history": asdict(self.history.statistics()),
+            "shared_history": None if self.shared is None else self.shared.statistics(),
         }
 
     def _plan(self, requests: Sequence[Any], unprocessed: Sequence[Sequence[int]], weight_version: str) -> Plan:
@@ -189,6 +230,9 @@ class Drafting:
             step_ms = 1e3 * (start_s - self._step_started_s)
         self._step_started_s = start_s
         training_step = self.training_step.now(weight_version)
+        if self.shared is not None and training_step != self._last_step:
+            self.shared.share_learned()
+        self._last_step = training_step
         limits = self._live.advance(requests, unprocessed, training_step=training_step)
         drafts = das.plan_step(
             self._drafter,

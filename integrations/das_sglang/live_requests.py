@@ -52,9 +52,9 @@ class LiveRequests:
     def __len__(self) -> int:
         return len(self._live)
 
-    def prepare(self, requests: Iterable[Any]) -> None:
-        """Build the trees of prompts that are being prefilled, in the background."""
-        self._drafter.history.prepare({self._key_of(request) for request in requests})
+    def keys_of(self, requests: Iterable[Any]) -> set[int]:
+        """Return the keys of these requests' prompts."""
+        return {self._key_of(request) for request in requests}
 
     def advance(
         self, requests: Sequence[Any], unprocessed: Sequence[Sequence[int]], *, training_step: int

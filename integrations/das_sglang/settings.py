@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import das
 from das.latency import DEFAULT_LATENCY
 from das.step import check_widths
 from das.verify import request_seed
+from das_ray.settings import SharedHistorySettings, read_shared_history
 
 VARIABLE = "DAS_SGLANG"
 DEFAULT_POLICY = "throughput"
@@ -40,6 +41,8 @@ class Settings:
         noise_seed: samples are keyed by (seed, request id, position), and equal with and without drafts; None: they are
             as random as SGLang's.
         replace_ngram: the algorithm NGRAM is das, for those who cannot name DAS.
+        shared_history: "ray:NAME", or a table with more (see das_ray.settings): the history is shared with the other
+            engines of that service. None: it is this engine's own.
 
     Raises:
         TypeError, ValueError: a field of the wrong kind, or out of range.
@@ -53,6 +56,7 @@ class Settings:
     latency_ms: tuple[float, float] | None = None
     noise_seed: int | None = None
     replace_ngram: bool = False
+    shared_history: SharedHistorySettings | None = None
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -69,6 +73,7 @@ class Settings:
             if isinstance(self.latency_ms, str) or len(self.latency_ms) != 2:
                 raise ValueError(f"latency_ms is {self.latency_ms!r}; it must hold two numbers, a pass and a token")
             put(self, "latency_ms", tuple(self.latency_ms))
+        put(self, "shared_history", read_shared_history(self.shared_history))
         self.make_history()
         self.make_policy(learns_latency=True)
 
@@ -98,7 +103,9 @@ class Settings:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the settings as plain values, as the log and `/server_info` show them."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        shared = self.shared_history
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return values | {"shared_history": None if shared is None else asdict(shared)}
 
     def widths_within(self, num_draft_tokens: int | None) -> tuple[int, ...]:
         """Return the widths that fit into `--speculative-num-draft-tokens`, which counts the token before the draft.

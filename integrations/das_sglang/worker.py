@@ -19,6 +19,7 @@ from sglang.srt.speculative import ngram_worker
 from sglang.srt.speculative.ngram_info import NgramVerifyInput
 
 from das.verify import request_seed
+from das_ray.rank_broadcast import broadcast_in
 from das_sglang import control, engine_request
 from das_sglang.corpus import PushedText
 from das_sglang.drafting import Drafting
@@ -60,6 +61,8 @@ class DasWorker(ngram_worker.NGRAMWorker):  # type: ignore[misc]  # SGLang is no
             settings,
             num_ranks=get_parallel().tp_size,
             vocabulary_size=target_worker.model_runner.model_config.vocab_size,
+            is_first_rank=get_parallel().tp_rank == 0,
+            broadcast=None if getattr(server_args, "enable_dp_attention", False) else broadcast_in(_ranks),
         )
         self._planned: tuple[Any, Any] | None = None
         self._buffers: dict[int, dict[str, Any]] = {}
@@ -197,6 +200,10 @@ class DasWorker(ngram_worker.NGRAMWorker):  # type: ignore[misc]  # SGLang is no
         if message not in self._warned:
             self._warned.add(message)
             logger.warning("das: %s", message)
+
+
+def _ranks() -> Any:
+    return get_parallel().tp_group.cpu_group
 
 
 @contextmanager

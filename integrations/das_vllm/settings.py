@@ -11,6 +11,7 @@ from typing import Any
 
 import das
 from das.latency import DEFAULT_LATENCY
+from das_ray.settings import SharedHistorySettings, read_shared_history
 
 ENVIRONMENT_VARIABLE = "DAS_VLLM_CONFIG"
 MOST_DRAFT_TOKENS = 64  # of das; vLLM's rejection sampler stops at 128
@@ -42,6 +43,8 @@ class Settings:
         deterministic: no clock decides what is drafted. Always so under `external_launcher`, where each rank schedules
             for itself and all must draft the same.
         learn_from_engine: finished requests enter the history. False: only what `das_push_rollouts` brings does.
+        shared_history: "ray:NAME", or a table with more (see das_ray.settings): the history is shared with the other
+            engines of that service. None: it is this engine's own.
         inject_num_speculative_tokens: give this das drafter, with so many tokens, to every engine of this process that
             was made without a speculative_config: for trainers that offer no way in. None: inject nothing. Read from
             the environment variable only.
@@ -57,6 +60,7 @@ class Settings:
     max_history_bytes: int = 8 << 30
     deterministic: bool = False
     learn_from_engine: bool = True
+    shared_history: SharedHistorySettings | None = None
     inject_num_speculative_tokens: int | None = None
 
     def __post_init__(self) -> None:
@@ -67,6 +71,9 @@ class Settings:
                 raise TypeError(f"{name} must be true or false, not {getattr(self, name)!r}")
         if isinstance(self.latency, list):
             object.__setattr__(self, "latency", tuple(self.latency))
+        object.__setattr__(self, "shared_history", read_shared_history(self.shared_history))
+        if self.shared_history is not None and self.deterministic:
+            raise ValueError("deterministic is true; with shared_history, clocks decide when what others sent arrives")
         if self.inject_num_speculative_tokens is not None:
             _check_draft_tokens(self.inject_num_speculative_tokens, "inject_num_speculative_tokens")
         self.make_policy(MOST_DRAFT_TOKENS)

@@ -111,5 +111,7 @@ def statistics(proposer: DasProposer) -> dict[str, float | int | str | bool]:
         "das_policy": repr(proposer.policy),
         "das_training_step": -1 if tracker.training_step is None else tracker.training_step,
     }
+    if proposer.shared is not None:
+        values |= {f"das_shared_{name}": value for name, value in proposer.shared.statistics().items()}
     values |= {f"das_history_{name}": value for name, value in asdict(history).items()}
     return values

@@ -14,6 +14,7 @@ from typing import Any
 import das
 from das.rollout import named_prompt_key
 from das_vllm.proposer import DasProposer
+from das_vllm.request_tracker import prompt_key_of
 
 
 def das_push_rollouts(worker: Any, rollouts: Sequence[Mapping[str, Any]]) -> int | None:
@@ -23,17 +24,14 @@ def das_push_rollouts(worker: Any, rollouts: Sequence[Mapping[str, Any]]) -> int
         rollouts: the fields of `das.Rollout` as plain values: at least `prompt_token_ids` and `response_token_ids`;
             `prompt_key` (an int, or the text that requests name as `das_prompt_key`), `training_step`, `reward`,
             `request_id`, `response_mask`. Trees of their prompts are built in the background.
+
+    Raises:
+        TypeError, ValueError: no rollout, or a token that the model does not have. None is taken in then.
     """
     proposer = _proposer(worker)
     if proposer is None or not proposer.is_drafting:
         return None
-    read = [das.Rollout(**_with_key(rollout)) for rollout in rollouts]  # all before the first is taken in
-    num_new = proposer.history.add_many(read)
-    keys = dict.fromkeys(rollout.key for rollout in read)
-    proposer.history.prepare(keys)
-    for key in keys:
-        proposer.tracker.note_step(key)
-    return num_new
+    return proposer.add_rollouts([das.Rollout(**_with_key(rollout)) for rollout in rollouts])
 
 
 def das_new_training_step(worker: Any, training_step: int) -> int | None:
@@ -42,6 +40,23 @@ def das_new_training_step(worker: Any, training_step: int) -> int | None:
     if proposer is None or not proposer.is_drafting:
         return None
     return proposer.new_training_step(training_step)
+
+
+def das_prepare(worker: Any, prompts: Sequence[int | str | Sequence[int]]) -> int | None:
+    """Say which prompts come next: trees are built in the background, and other engines' rollouts of them fetched.
+
+    Args:
+        prompts: of each, its token ids, or the key (an int or a text) that its requests name.
+
+    Returns:
+        how many different prompts that were.
+    """
+    proposer = _proposer(worker)
+    if proposer is None or not proposer.is_drafting:
+        return None
+    keys = {_key_of_prompt(prompt) for prompt in prompts}
+    proposer.prepare(sorted(keys))
+    return len(keys)
 
 
 def das_set_policy(worker: Any, policy: str, policy_options: Mapping[str, Any] | None = None) -> str | None:
@@ -82,6 +97,9 @@ def das_load_state(worker: Any, path: str) -> dict[str, Any] | None:
     """Take in what `das_save_state` has saved; return how many rollouts, and whether the policy's state was taken in.
 
     It is where the policy is of the class that was saved. Rollouts that are known already stay.
+
+    Raises:
+        as `das.load_state`; ValueError: a token that the model does not have. Nothing changes then.
     """
     proposer = _proposer(worker)
     return proposer.load_state(path) if proposer is not None and proposer.is_drafting else None
@@ -90,6 +108,7 @@ def das_load_state(worker: Any, path: str) -> dict[str, Any] | None:
 WORKER_METHODS = (
     das_push_rollouts,
     das_new_training_step,
+    das_prepare,
     das_set_policy,
     das_save_state,
     das_load_state,
@@ -101,6 +120,15 @@ WORKER_METHODS = (
 def _proposer(worker: Any) -> DasProposer | None:
     drafter = getattr(getattr(worker, "model_runner", None), "drafter", None)
     return drafter if isinstance(drafter, DasProposer) else None
+
+
+def _key_of_prompt(prompt: int | str | Sequence[int]) -> int:
+    named = prompt_key_of({"das_prompt_key": prompt})
+    if named is not None:
+        return named
+    if isinstance(prompt, (int, str)):
+        raise ValueError(f"prompts holds {prompt!r}; a key must be 0 <= key < 2**64")
+    return das.prompt_key(prompt)
 
 
 def _with_key(rollout: Mapping[str, Any]) -> dict[str, Any]:

@@ -97,6 +97,24 @@ def runner_of(llm: Any) -> Any:
     return llm.llm_engine.model_executor.driver_worker.worker.model_runner
 
 
+@contextmanager
+def recorded_drafts(llm: Any) -> Iterator[list[list[list[int]]]]:
+    """The drafts of each engine step of an engine in this process, one a row, while it runs here."""
+    drafter = runner_of(llm).drafter
+    drafts: list[list[list[int]]] = []
+    propose = drafter.propose
+
+    def recorded(*args: Any, **kwargs: Any) -> list[list[int]]:
+        drafts.append(propose(*args, **kwargs))
+        return drafts[-1]
+
+    drafter.propose = recorded
+    try:
+        yield drafts
+    finally:
+        drafter.propose = propose
+
+
 def counters(llm: Any) -> dict[str, int]:
     """vLLM's own counts since the engine started."""
     found = dict.fromkeys([*COUNTERS.values(), "steps"], 0)

@@ -5,8 +5,20 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
-from engine_runs import counters, engine, generate, runner_of, set_environment, token_ids, workload
+from engine_runs import counters, engine, generate, recorded_drafts, runner_of, set_environment, token_ids, workload
+
+
+def slow_down(drafter: Any) -> None:
+    """Let the drafter take two milliseconds longer a step."""
+    propose = drafter.propose
+
+    def slowed(*args: object, **kwargs: object) -> Any:
+        time.sleep(0.002)
+        return propose(*args, **kwargs)
+
+    drafter.propose = slowed
 
 
 def main() -> None:
@@ -15,19 +27,12 @@ def main() -> None:
     set_environment()
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "0|1"
     cases = [case for case in workload() if case.parameters["temperature"] == 0.0]
-    drafts = []
     with engine(model, tensor_parallel_size=2, distributed_executor_backend="external_launcher") as llm:
         drafter = runner_of(llm).drafter
-        propose = drafter.propose
-
-        def slowed(*args: object, **kwargs: object) -> list[list[int]]:
-            if rank == 1:
-                time.sleep(0.002)
-            drafts.append(propose(*args, **kwargs))
-            return drafts[-1]
-
-        drafter.propose = slowed
-        outputs = [generate(llm, cases) for _ in range(2)]
+        if rank == 1:
+            slow_down(drafter)
+        with recorded_drafts(llm) as drafts:
+            outputs = [generate(llm, cases) for _ in range(2)]
         found = {
             "outputs": [{name: token_ids(output) for name, output in epoch.items()} for epoch in outputs],
             "drafts": drafts,

@@ -19,7 +19,7 @@ def rows_of(file: Path, *, columns: Collection[str], report: Callable[[int], Non
     """Yield number and fields of each row of a file, or a `BadRow`; what becomes of that is for the caller to decide.
 
     Args:
-        file: named .parquet: Parquet; .pt: what `torch.save` wrote; else JSON lines, gzipped where named .gz.
+        file: named .parquet: Parquet; .pt: what `torch.save` wrote; else JSON lines, gzipped or not.
         columns: names of all fields that are of use; a container may leave out others.
         report: is called with the bytes read so far, of the file as it lies on disk.
 

@@ -1,4 +1,4 @@
-"""Rows of a file of JSON lines, plain or gzipped, one line in memory."""
+"""Rows of a file of JSON lines, plain or gzipped, one line in memory; pipes, too."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Callable
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, cast
 
@@ -44,8 +45,10 @@ def json_rows(file: Path, *, report: Callable[[int], None]) -> NumberedRows:
                 report(raw.tell())
 
 
-def _decompressed(raw: IO[bytes], file: Path) -> IO[bytes]:
-    return cast(IO[bytes], gzip.GzipFile(fileobj=raw)) if file.name.endswith(".gz") else raw
+def _decompressed(raw: BufferedReader, file: Path) -> IO[bytes]:
+    """What is gzipped says so in its first bytes, whatever it is called: a pipe has no name of its own."""
+    is_gzip = file.name.endswith(".gz") or raw.peek(2)[:2] == b"\x1f\x8b"
+    return cast(IO[bytes], gzip.GzipFile(fileobj=raw)) if is_gzip else raw
 
 
 def _json_object(data: bytes) -> Row | BadRow:
