@@ -20,7 +20,7 @@ def test_training_with_das_is_training_without(tmp_path):
         env=os.environ | {"PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'integrations'}"},
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=1200,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.findall(r"^(holds |MISSED)", done.stdout, re.MULTILINE) == ["holds "] * 3
