@@ -6,6 +6,7 @@
 # test-trainers: TRL's real trainer and the hooks of verl and OpenRLHF, in an environment of its own (2 GB; minutes).
 # test-browser: the HTML reports in headless Chromium (Debian: .ci/install_chromium); pictures go to out/.
 # sglang: tests on SGLang's real engine, on this CPU (an environment of its own: 3 GB, minutes).
+# real-run: GRPO on both engines, with das and without, reported and drawn (out/real_run.svg): 20 minutes, and both environments.
 # docs: the documentation as a site, in out/docs.    bench: das beside its peers.    clean: remove what was built; virtual environments stay.
 
 PYTHON ?= python3
@@ -20,7 +21,7 @@ STUBBED = $(subst /,.,$(basename $(wildcard das/*.pyi)))
 NATIVE = pyproject.toml $(wildcard das/*.pyx das/*.pxd)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo docs test test-ray test-vllm test-trainers test-browser lint checked mutations sglang bench clean
+.PHONY: demo docs test test-ray test-vllm test-trainers test-browser lint checked mutations sglang real-run bench clean
 
 demo: .venv/.das-analysis
 	.venv/bin/das inspect $(EXAMPLE)
@@ -65,6 +66,12 @@ mutations: .venv/.das-dev
 sglang: $(SGLANG)/.das
 	SGLANG_USE_CPU_ENGINE=1 OMP_NUM_THREADS=1 PYTHONPATH=tests/sglang_stand_ins PATH="$(CURDIR)/$(SGLANG)/bin:$$PATH" \
 		$(SGLANG)/bin/python -m pytest -q -m 'sglang and not slow' -W ignore tests/test_sglang_*.py $(ARGS)
+
+# Not on its exit status alone: what is drawn shows what was missed.
+real-run: .venv/.das-analysis $(SGLANG)/.das $(VLLM)/.das
+	PYTHONPATH=. .venv/bin/python examples/real_run/real_run.py \
+		--sglang $(SGLANG)/bin/python --vllm $(VLLM)/bin/python $(ARGS); \
+	code=$$?; PYTHONPATH=. .venv/bin/python examples/real_run/picture.py && exit $$code
 
 bench: $(PEERS)/.das
 	PATH="$(CURDIR)/$(PEERS)/bin:$$PATH" sh bench/run.sh $(ARGS)

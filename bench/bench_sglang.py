@@ -26,7 +26,7 @@ import numpy as np
 import das
 from bench import tiny_llama
 from bench.harness import print_table
-from das.analysis.replay import replay
+from das.analysis.replay import ReplayResult, replay
 from das.drafter import Shape
 
 NUM_NODES = 8  # that a pass verifies of each request, at most: all sides alike
@@ -160,9 +160,22 @@ def predicted(
     *,
     policy: das.BudgetPolicy,
     shape: Shape,
-    widths: Sequence[int],
+    widths: Sequence[int] | None,
 ) -> list[int]:
-    """Passes of each epoch by replay, epochs being training steps.
+    """Passes of each epoch by replay, summed over requests; arguments as `replayed`."""
+    result = replayed(prompts, rollouts, policy=policy, shape=shape, widths=widths)
+    return [sum(counters.num_decode_steps for counters in batch.requests) for batch in result.batches]
+
+
+def replayed(
+    prompts: list[list[int]],
+    rollouts: list[list[list[int]]],
+    *,
+    policy: das.BudgetPolicy,
+    shape: Shape,
+    widths: Sequence[int] | None,
+) -> ReplayResult:
+    """Replay epochs of rollouts, which are training steps, as the engine ran them: all prompts of an epoch at once.
 
     The first token of a response comes from the prefill, so it belongs to the prompt here.
     """
@@ -178,8 +191,7 @@ def predicted(
         for number, (prompt, response) in enumerate(zip(prompts, responses, strict=True))
         if len(response) > 1
     ]
-    result = replay(log, policy=policy, group_size=len(prompts), shape=shape, widths=widths)
-    return [sum(counters.num_decode_steps for counters in batch.requests) for batch in result.batches]
+    return replay(log, policy=policy, group_size=len(prompts), shape=shape, widths=widths)
 
 
 def report(rows: list[dict[str, Any]]) -> None:

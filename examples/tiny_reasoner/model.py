@@ -112,8 +112,8 @@ def sample(weights: Weights, prompts: Sequence[Sequence[int]], source: torch.Gen
     return responses
 
 
-def save(weights: Weights, folder: Path) -> None:
-    """Write a folder that an engine loads: configuration, tokenizer of single characters, weights in bfloat16."""
+def save(weights: Weights, folder: Path, *, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Write a folder that an engine loads: configuration, tokenizer of single characters, weights."""
     from safetensors.torch import save_file
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
@@ -128,7 +128,7 @@ def save(weights: Weights, folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(described, indent=1) + "\n")
     (folder / "config.json").write_text(json.dumps(CONFIG, indent=1) + "\n")
     save_file(
-        {name: tensor.detach().to(torch.bfloat16).contiguous() for name, tensor in weights.items()},
+        {name: tensor.detach().to(dtype).contiguous() for name, tensor in weights.items()},
         folder / "model.safetensors",
         metadata={"format": "pt"},
     )

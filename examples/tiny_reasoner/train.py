@@ -17,9 +17,9 @@ import time
 from pathlib import Path
 
 import torch
-from model import Weights, load, logits, random_weights, sample, save
+from grpo import descend, negative_logprobs, padded, policy_step, trained
+from model import Weights, load, random_weights, sample, save
 from task import END, decode, demonstration, encode, random_problem, reward
-from torch.nn import functional
 
 DEMONSTRATION_STEPS, DEMONSTRATION_BATCH, DEMONSTRATION_RATE = 1450, 32, 3e-3
 EPOCHS, PROMPTS, PROMPTS_A_STEP, SAMPLES, RL_RATE = 6, 48, 16, 8, 2e-4
@@ -44,7 +44,7 @@ def main() -> None:
 
 def learn_demonstrations(weights: Weights, source: random.Random) -> None:
     """Next-token prediction on demonstrations of random problems; the prompt itself is not learned."""
-    optimizer = torch.optim.AdamW(_trained(weights), lr=DEMONSTRATION_RATE, betas=(0.9, 0.98), weight_decay=0.01)
+    optimizer = torch.optim.AdamW(trained(weights), lr=DEMONSTRATION_RATE, betas=(0.9, 0.98), weight_decay=0.01)
     started = time.perf_counter()
     for step in range(DEMONSTRATION_STEPS):
         warm, left = min(1.0, step / 100), 0.5 * (1 + math.cos(math.pi * step / DEMONSTRATION_STEPS))
@@ -55,8 +55,8 @@ def learn_demonstrations(weights: Weights, source: random.Random) -> None:
             prompt, response = encode(problem.prompt), [*encode(demonstration(problem, source)), END]
             texts.append(prompt + response)
             weight_rows.append([0.0] * (len(prompt) - 1) + [1.0] * len(response))
-        loss = (_negative_logprobs(weights, texts) * _padded(weight_rows)).sum() / sum(map(sum, weight_rows))
-        _descend(optimizer, loss)
+        loss = (negative_logprobs(weights, texts) * padded(weight_rows)).sum() / sum(map(sum, weight_rows))
+        descend(optimizer, loss)
         if step % 100 == 0:
             print(f"demonstrations {step}: loss {loss.item():.4f}, {time.perf_counter() - started:.0f} s", flush=True)
 
@@ -65,7 +65,7 @@ def learn_from_rewards(weights: Weights, out: Path, seed: int) -> None:
     """GRPO (advantages normalised by prompt), one gradient step a batch of prompts, without a reference model."""
     source, generator = random.Random(f"rl {seed}"), torch.Generator().manual_seed(seed)
     problems = [random_problem(source) for _ in range(PROMPTS)]
-    optimizer = torch.optim.AdamW(_trained(weights), lr=RL_RATE, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(trained(weights), lr=RL_RATE, weight_decay=0.0)
     with (out / "tiny_reasoner_rollouts.jsonl.gz").open("wb") as file, gzip.GzipFile("", "wb", 9, file, mtime=0) as log:
         training_step = 0
         for epoch in range(EPOCHS):
@@ -89,7 +89,9 @@ def learn_from_rewards(weights: Weights, out: Path, seed: int) -> None:
                         "reward": earned[at],
                     }
                     log.write(json.dumps(entry, separators=(",", ":")).encode() + b"\n")
-                _policy_step(weights, optimizer, prompts, responses, earned)
+                policy_step(
+                    weights, optimizer, prompts=prompts, responses=responses, rewards=earned, num_samples=SAMPLES
+                )
                 training_step += 1
                 rewards += earned
                 lengths += map(len, responses)
@@ -97,48 +99,6 @@ def learn_from_rewards(weights: Weights, out: Path, seed: int) -> None:
             print(f"epoch {epoch}: reward {sum(rewards) / len(rewards):.3f}, {mean_length:.1f} tokens", flush=True)
             if epoch + 1 in SAVED_EPOCHS:
                 save(weights, out / f"epoch{epoch + 1}")
-
-
-def _policy_step(
-    weights: Weights,
-    optimizer: torch.optim.Optimizer,
-    prompts: list[list[int]],
-    responses: list[list[int]],
-    earned: list[float],
-) -> None:
-    groups = torch.tensor(earned).view(-1, SAMPLES)
-    advantages = ((groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-3)).flatten()
-    texts = [prompt + response for prompt, response in zip(prompts, responses, strict=True)]
-    rows = [[0.0] * (len(p) - 1) + [1.0] * len(r) for p, r in zip(prompts, responses, strict=True)]
-    mask = _padded(rows)
-    loss = (_negative_logprobs(weights, texts) * mask * advantages[:, None]).sum() / mask.sum()
-    _descend(optimizer, loss)
-
-
-def _negative_logprobs(weights: Weights, texts: list[list[int]]) -> torch.Tensor:
-    """Return -log p of each token but the first, [texts, longest - 1]."""
-    longest = max(map(len, texts))
-    token_ids = torch.tensor([text + [END] * (longest - len(text)) for text in texts])
-    predicted = logits(weights, token_ids[:, :-1])
-    return functional.cross_entropy(predicted.flatten(0, 1), token_ids[:, 1:].flatten(), reduction="none").view(
-        len(texts), -1
-    )
-
-
-def _padded(rows: list[list[float]]) -> torch.Tensor:
-    longest = max(map(len, rows))
-    return torch.tensor([row + [0.0] * (longest - len(row)) for row in rows])
-
-
-def _descend(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
-    optimizer.zero_grad()
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], 1.0)
-    optimizer.step()
-
-
-def _trained(weights: Weights) -> list[torch.Tensor]:
-    return [tensor.requires_grad_() for tensor in weights.values()]
 
 
 if __name__ == "__main__":
