@@ -54,6 +54,12 @@ def log(tmp_path: Path) -> Path:
     return write(tmp_path / "log.jsonl", *ROWS)
 
 
+def test_a_shell_completes_commands(tmp_path: Path) -> None:
+    asked = os.environ | {"COMP_WORDS": "das re", "COMP_CWORD": "1", "_DAS_COMPLETE": "bash_complete"}
+    process = start(env=asked | {"PYTHONPATH": str(REPOSITORY)}, cwd=tmp_path)
+    assert process.communicate(timeout=20)[0] == "plain,replay\n"
+
+
 def test_dash_is_standard_input_gzipped_or_not(log: Path) -> None:
     named, _ = start("inspect", "--json", log).communicate(timeout=20)
     for piped in (log.read_bytes(), gzip.compress(log.read_bytes())):
