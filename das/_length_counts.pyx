@@ -50,6 +50,8 @@ cdef class LengthCounts:
     cdef int64_t _window_size, _prompt_window_size, _max_prompts, _num_pushed
 
     def __init__(self, int64_t window_rollouts, int64_t prompt_window_rollouts, int64_t max_prompts):
+        if not (window_rollouts >= 1 and 1 <= prompt_window_rollouts <= 255 and max_prompts >= 1):
+            raise ValueError(f"{(window_rollouts, prompt_window_rollouts, max_prompts)} are no sizes of windows")
         self._window_size, self._prompt_window_size = window_rollouts, prompt_window_rollouts
         self._max_prompts, self._num_pushed, self.num_rollouts = max_prompts, 0, 0
         self._rows = {}

@@ -68,7 +68,7 @@ def between(before: FloatArray, after: FloatArray, bins: Positions, at: npt.NDAr
 
 def length_exceeded_by(num_rollouts: FloatArray, above: FloatArray) -> FloatArray:
     """Return for each row of rollouts above each edge the length that so many of them exceed."""
-    bins = np.count_nonzero(above > num_rollouts[:, None], axis=1) - 1
+    bins = np.maximum(np.count_nonzero(above > num_rollouts[:, None], axis=1) - 1, 0)  # where all do: the start
     rows = np.arange(len(above))
     before, after = above[rows, bins], above[rows, bins + 1]
     tokens: FloatArray = EDGES[bins] + (before - num_rollouts) / (before - after) * WIDTHS[bins]

@@ -30,6 +30,7 @@ from das.length_grid import (
 KeyArray = npt.NDArray[np.uint64]
 _Bytes = npt.NDArray[np.uint8]
 
+_LONGEST = int(EDGES[-1])  # beyond it, an int64 may not hold what a uint64 does
 _START_TOKENS = 1024.0  # mean length of the unseen rollout before any has ended
 
 
@@ -146,6 +147,8 @@ class LengthModel:
     Raises:
         TypeError, ValueError: an argument of the wrong kind, or out of range.
 
+    Thread safety: none of its own; the policy that owns it is asked and told by one thread.
+
     Source: the length-aware budgets of DAS (arXiv 2511.13841, section 4.2.3), which names no estimator; Kaplan and
     Meier 1958 for running requests; Lomax 1954 for the tail.
     """
@@ -192,7 +195,7 @@ class LengthModel:
         Complexity: O(rollouts x bins), some 0.3 us each.
         """
         keys, lengths = parallel_arrays(prompt_keys, num_response_tokens)
-        self._counts.observe(_as_keys(keys), np.ascontiguousarray(lengths, np.int64))
+        self._counts.observe(_as_keys(keys), np.ascontiguousarray(np.minimum(lengths, _LONGEST), np.int64))
         self._overall = None
 
     def observe_running(self, num_response_tokens: IntArray) -> None:
@@ -260,7 +263,7 @@ class LengthModel:
         Returns:
             float64 [requests, thresholds]; fractions, as lengths are known by their bin. O(result).
         """
-        rows = self._counts.rows_of(_as_keys(prompt_keys))
+        rows = self._counts.rows_of(_as_keys(int_array(prompt_keys, "prompt_keys", np.uint64)))
         return longer_than(np.asarray(num_tokens), self._counts.above, rows[:, None])
 
     def state(self) -> dict[str, Any]:
@@ -286,12 +289,18 @@ class LengthModel:
         window, counts, bins = (int_array(state[name], name) for name in names)
         check_range(window, "window", below=NUM_BINS)
         check_range(bins, "prompt_bins", below=NUM_BINS)
-        if len(keys) != len(counts) or (counts < 1).any() or counts.sum() != len(bins):
+        is_possible = (
+            len(keys) == len(counts) and ((counts >= 1) & (counts <= len(bins))).all()
+        )  # no sum overflows then
+        if not is_possible or int(counts.sum()) != len(bins):
             raise ValueError("prompt_keys, prompt_num_rollouts and prompt_bins do not belong together")
         if len(np.unique(keys)) != len(keys):
             raise ValueError("prompt_keys names a prompt twice")
+        of_prompts = _as_keys(np.repeat(keys, counts.astype(np.int64)))
+        loaded = LengthCounts(self.window_rollouts, self.prompt_window_rollouts, self.max_prompts)
+        loaded.load(window.astype(np.uint8), of_prompts, bins.astype(np.uint8))
         self._forget()
-        self._counts.load(window.astype(np.uint8), _as_keys(np.repeat(keys, counts)), bins.astype(np.uint8))
+        self._counts = loaded
 
     def __repr__(self) -> str:
         settings = ("window_rollouts", "prompt_window_rollouts", "max_prompts", "shrinkage_rollouts")

@@ -54,6 +54,27 @@ def log(tmp_path: Path) -> Path:
     return write(tmp_path / "log.jsonl", *ROWS)
 
 
+def test_a_log_is_never_overwritten(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    content = log.read_bytes()
+    plot = log.with_name("plot.svg")
+    plot.write_bytes(content)
+    for args in (
+        ["replay", str(log), "--html", str(log)],
+        ["compare", str(log), "--html", str(log)],
+        ["compare", str(log.parent), "--html", str(log)],
+        ["compare", str(plot), "--plot", str(plot)],
+    ):
+        assert main(args) == 2
+        assert "is a log that is read; it would be overwritten" in capsys.readouterr().err
+    assert log.read_bytes() == plot.read_bytes() == content
+
+
+def test_a_log_named_twice_is_wrong_usage(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for named in ([log, log], [log, log.parent / "." / log.name], ["-", "-"]):
+        assert main(["inspect", *map(str, named)]) == 2
+        assert "is named twice; it would count twice" in capsys.readouterr().err
+
+
 def test_a_shell_completes_commands(tmp_path: Path) -> None:
     asked = os.environ | {"COMP_WORDS": "das re", "COMP_CWORD": "1", "_DAS_COMPLETE": "bash_complete"}
     process = start(env=asked | {"PYTHONPATH": str(REPOSITORY)}, cwd=tmp_path)

@@ -262,6 +262,41 @@ def test_a_copy_goes_on_by_itself(copied):
     assert np.array_equal(model.forecast(*asked).survival_at_edges(), other.forecast(*asked).survival_at_edges())
 
 
+@pytest.mark.parametrize("counts", [[2**62] * 4, [2**62] * 4 + [1], [2**63 - 1, 2**63 - 1, 3]])
+def test_hostile_counts_of_a_state_are_refused_and_change_nothing(counts):
+    """Their sum overflows to the number of bins; to repeat keys so often would end the process."""
+    model = learned([(1, 10), (2, 20)])
+    before = model.state()
+    bins = np.zeros(sum(counts) % 2**64, np.uint8)
+    hostile = before | {
+        "prompt_keys": np.arange(len(counts), dtype=np.uint64),
+        "prompt_num_rollouts": np.array(counts, np.int64),
+        "prompt_bins": bins,
+    }
+    with pytest.raises(ValueError, match="do not belong together"):
+        model.load_state(hostile)
+    assert same(model.state(), before)
+
+
+def test_a_state_of_other_ints_is_the_same_state():
+    model, other = learned([(1, 10), (2, 20), (1, 30)]), LengthModel()
+    state = model.state()
+    other.load_state(state | {"prompt_num_rollouts": state["prompt_num_rollouts"].astype(np.uint64)})
+    assert same(other.state(), state)
+
+
+def test_lengths_and_probabilities_beyond_what_int64_and_float_can_tell():
+    model = LengthModel()
+    model.observe_finished(np.array([1], np.uint64), np.array([2**63], np.uint64))
+    assert model.state()["window"].tolist() == [75]
+    assert model.quantile(5e-324) == 0.0
+    with pytest.raises(TypeError, match="prompt_keys holds 5.9, a float"):
+        model.prompt_rollouts_longer_than(np.array([0]), prompt_keys=np.array([5.9]))
+    for sizes in ((0, 1, 1), (1, 0, 1), (1, 256, 1), (1, 1, 0)):
+        with pytest.raises(ValueError, match="are no sizes of windows"):
+            LengthCounts(*sizes)
+
+
 def test_counts_refuse_what_does_not_fit_and_change_nothing():
     counts, keys = LengthCounts(10, 4, 10), np.array([1, 2], np.uint64)
     good, bad = np.array([3, 75], np.uint8), np.array([3, 76], np.uint8)

@@ -112,6 +112,8 @@ def compare(
                  `das simulate --json` says of it)}
     """
     check_engine(engine, shapes=tuple(shapes))
+    log.refuse_as_output(html, "'--html'")
+    log.refuse_as_output(plot, "'--plot'")
     if plot is not None:
         _check_plot(plot)  # before anything takes long
     decode = None if html is None else decoder(log.tokenizer)

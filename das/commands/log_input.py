@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import click
 from rich.progress import DownloadColumn
 
+from das.analysis.containers import SUFFIXES
 from das.analysis.formats import FORMATS
 from das.analysis.logs import LogError, LogRecord, read_logs
 from das.commands.parameter_types import FilePath
@@ -47,6 +48,15 @@ class LogInput:
         self._num_later_turns = 0
         self._num_bad = 0
         self._first_bad: list[str] = []
+
+    def refuse_as_output(self, path: Path | None, option: str) -> None:
+        """Raise BadParameter if to write to this file would overwrite a log."""
+        if path is None or not path.exists():
+            return
+        for log in self._logs:
+            is_inside = log.is_dir() and path.name.endswith(SUFFIXES) and path.resolve().is_relative_to(log.resolve())
+            if is_inside or (log.exists() and path.samefile(log)):
+                raise click.BadParameter(f"{path} is a log that is read; it would be overwritten.", param_hint=option)
 
     @contextmanager
     def records(self) -> Iterator[Iterator[LogRecord]]:
@@ -105,6 +115,9 @@ def log_options(command: _Command) -> _Command:
     def with_input(
         *, logs: Sequence[Path], tokenizer: Path | None, format_name: str | None, skip_bad: bool, **others: Any
     ) -> Any:
+        named_twice = [log for log, times in Counter(log.resolve() for log in logs).items() if times > 1]
+        if named_twice:
+            raise click.BadParameter(f"{named_twice[0]} is named twice; it would count twice.", param_hint="LOG")
         return command(LogInput(logs, tokenizer=tokenizer, format=format_name, skip_bad=skip_bad), **others)
 
     path = FilePath()

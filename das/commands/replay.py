@@ -147,6 +147,7 @@ def replay(
         history = RolloutHistory(window_epochs=window_epochs, max_bytes=max_bytes)
     except ValueError as error:
         raise click.UsageError(f"{error}.") from None
+    log.refuse_as_output(html, "'--html'")
     decode = None if html is None else decoder(log.tokenizer)
     recording = run = None
     try:
