@@ -290,7 +290,7 @@ def test_lengths_and_probabilities_beyond_what_int64_and_float_can_tell():
     model.observe_finished(np.array([1], np.uint64), np.array([2**63], np.uint64))
     assert model.state()["window"].tolist() == [75]
     assert model.quantile(5e-324) == 0.0
-    with pytest.raises(TypeError, match="prompt_keys holds 5.9, a float"):
+    with pytest.raises(TypeError, match=r"prompt_keys holds 5\.9, a float"):
         model.prompt_rollouts_longer_than(np.array([0]), prompt_keys=np.array([5.9]))
     for sizes in ((0, 1, 1), (1, 0, 1), (1, 256, 1), (1, 1, 0)):
         with pytest.raises(ValueError, match="are no sizes of windows"):
