@@ -21,7 +21,8 @@ from das.class_budget import LengthClassBudget
 from das.confidence import Confidence
 from das.drafter import Drafter
 from das.hedge import Hedge
-from das.history import HistoryStatistics, RolloutHistory
+from das.history import RolloutHistory
+from das.history_statistics import HistoryStatistics
 from das.latency import LatencyEstimator, LatencyFit, LatencyModel, fit_latency
 from das.latency_presets import LatencyPreset, latency_preset
 from das.length_budget import LengthAwareBudget

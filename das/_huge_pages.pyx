@@ -19,7 +19,11 @@ import os
 
 cdef extern from *:
     """
+    #include <stdlib.h>
     #include <sys/mman.h>
+    #ifdef __GLIBC__
+    #include <malloc.h>
+    #endif
     #ifdef DAS_PLAIN_MALLOC     /* the sanitizer build: it sees overflows only in blocks that malloc gave */
     #define DAS_SMALLEST_RUN ((size_t)-1)
     #else
@@ -37,11 +41,17 @@ cdef extern from *:
         (void)madvise(block, num_bytes, MADV_HUGEPAGE);     /* a wish: where it is refused, small pages do */
     #endif
     }
+    static void das_trim(void) {
+    #ifdef __GLIBC__
+        (void)malloc_trim(0);
+    #endif
+    }
     """
     const size_t SMALLEST_RUN_BYTES "DAS_SMALLEST_RUN"
     void* das_map(size_t num_bytes) noexcept nogil
     void das_want_huge_pages(void* block, size_t num_bytes) noexcept nogil
     int munmap(void* block, size_t num_bytes) noexcept nogil
+    void das_trim() noexcept nogil
 
 cdef enum:
     UNIT_BYTES = 4096
@@ -173,6 +183,16 @@ def _unlock_after_fork():
 
 
 os.register_at_fork(before=_lock_for_fork, after_in_parent=_unlock_after_fork, after_in_child=_unlock_after_fork)
+
+
+def return_free_memory():
+    """Give pages of freed small blocks back to the system, where the C library is glibc, which keeps them otherwise.
+
+    Of use when what was freed is not what will be allocated next. Complexity: O(free blocks of the process), without
+    the GIL; some 100 us a freed megabyte.
+    """
+    with nogil:
+        das_trim()
 
 
 def mapped_bytes():

@@ -9,56 +9,23 @@ import weakref
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import islice
 from typing import NoReturn, Protocol
 
+from das._huge_pages import return_free_memory
 from das.checked_values import checked_number
 from das.common_text import CommonText
+from das.history_statistics import HistoryStatistics
 from das.metrics import AcceptanceCounters
 from das.prompt_record import PromptRecord, PromptWindow
 from das.prompt_tree import PromptTree
 from das.rollout import Rollout, check_int
 
 TREE_BYTES_PER_TOKEN = 80  # for the sake of `max_bytes`, before a tree is built; 65 is usual, 72 with running text
+_MIN_RETURNED_BYTES = 4 << 20  # evicted before the C library is asked to give pages back: it searches all it has
 _NUM_FINISHED_KEPT = 1 << 16  # rollouts that a policy which looks seldom still hears of
 _NOT_GENERATED_HERE = AcceptanceCounters()
 _HISTORIES: weakref.WeakSet[RolloutHistory] = weakref.WeakSet()
-
-
-@dataclass(frozen=True, slots=True)
-class HistoryStatistics:
-    """What a RolloutHistory holds and has done so far.
-
-    Args:
-        num_prompts, num_rollouts, num_tokens: what is stored; tokens of responses only.
-        num_trees: prompts whose tree is in memory.
-        rollout_bytes, tree_bytes: memory held by token ids and bookkeeping, and by prompts' trees.
-        common_bytes: memory held by the text that prompts without history share.
-        num_added, num_updated: rollouts taken in, and known ones whose reward or step was updated.
-        num_restored: rollouts taken in from a saved state, which policies do not hear of.
-        num_late: rollouts dropped on arrival because their epoch had left the window.
-        num_expired: rollouts dropped because their epoch left the window.
-        num_evicted_trees, num_evicted_rollouts: dropped to keep `max_bytes`.
-        num_builds_ahead, num_builds_on_start: trees built in the background, and while a request waited.
-    """
-
-    num_prompts: int = 0
-    num_rollouts: int = 0
-    num_tokens: int = 0
-    num_trees: int = 0
-    rollout_bytes: int = 0
-    tree_bytes: int = 0
-    common_bytes: int = 0
-    num_added: int = 0
-    num_updated: int = 0
-    num_restored: int = 0
-    num_late: int = 0
-    num_expired: int = 0
-    num_evicted_trees: int = 0
-    num_evicted_rollouts: int = 0
-    num_builds_ahead: int = 0
-    num_builds_on_start: int = 0
 
 
 class Closeable(Protocol):
@@ -121,6 +88,7 @@ class RolloutHistory:
         self._finished: deque[tuple[int, ...]] = deque(maxlen=_NUM_FINISHED_KEPT)
         self._dropped: deque[Closeable] = deque()  # drafters whose requests are still open
         self._listeners: list[Callable[[Rollout], None]] = []
+        self._evicted_bytes = 0  # of rollouts, which the C library may still have
         _HISTORIES.add(self)
 
     def add(self, rollout: Rollout) -> bool:
@@ -497,12 +465,16 @@ class RolloutHistory:
                 break
             record = self._prompts.pop(key)
             self._builds.pop(key, None)
+            self._evicted_bytes += record.rollout_bytes
             self._counts.update(
                 rollout_bytes=-record.rollout_bytes,
                 num_rollouts=-len(record),
                 num_tokens=-record.num_tokens,
                 num_evicted_rollouts=len(record),
             )
+        if self._evicted_bytes >= max(_MIN_RETURNED_BYTES, self.max_bytes >> 6):
+            self._evicted_bytes = 0
+            return_free_memory()  # trees, which are allocated elsewhere, may be what has taken the place
 
     def _least_recently_used(self, keys: Iterable[int], keep: int | None) -> int | None:
         """Return the first of the prompts that may lose something, or None. O(those before it), which are busy."""

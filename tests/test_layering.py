@@ -51,7 +51,7 @@ das.budget das.lengths das.acceptance_curve das.latency
 das.history das.confidence das.hedge
 das._length_counts das._chances
 das.length_grid
-das.prompt_record das.common_text das.reliability das.metrics
+das.prompt_record das.common_text das.reliability das.metrics das.history_statistics
 das.prompt_tree das.verify das.checked_file das.worker_states
 das._live_requests das.rollout das.checked_values
 das._draft_tree das._drafts das._rule

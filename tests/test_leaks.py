@@ -1,8 +1,11 @@
-"""Trees give back what they took: the resident memory of a process that keeps building and dropping them stays flat."""
+"""Memory is given back: the resident memory of a process that builds and drops trees, or drops rollouts, stays flat."""
 
+import platform
 import subprocess
 import sys
 import textwrap
+
+import pytest
 
 PROLOGUE = """
     import contextlib, gc, resource
@@ -57,6 +60,28 @@ FAIL = """
             tree.counts([1, 2]), tree.child_counts([1], 2), tree.top_child([1]), tree.continuations(sequence, [1, 2])
 """
 
+TREES_TAKE_THE_PLACE_OF_ROLLOUTS = """
+    import numpy as np
+    from das import Drafter, Rollout, RolloutHistory
+
+    LIMIT = 48 << 20
+    random = np.random.default_rng(0)
+    history = RolloutHistory(max_bytes=LIMIT)
+    for prompt in range(800):  # more than fit
+        text = random.integers(0, 100_000, 50).astype(np.int32)
+        for number in range(16):
+            response = random.integers(0, 100_000, 1000).astype(np.int32)
+            history.add(Rollout(prompt_token_ids=text, response_token_ids=response, request_id=f"{prompt}-{number}"))
+    assert history.statistics().num_evicted_rollouts > 0
+    keys = history.prompt_keys()
+    prompts = {key: history.rollouts(key)[0].prompt_token_ids for key in keys[-36:]}
+    drafter = Drafter(history)
+
+    def work():
+        key, prompt = prompts.popitem()
+        drafter.start(str(key), prompt_token_ids=prompt)
+"""
+
 MEASURE = """
     for _ in range({warm_up}):
         work()
@@ -80,3 +105,10 @@ def test_dropped_trees_leave_nothing():
 
 def test_raising_calls_leave_nothing():
     assert growth(FAIL, warm_up=5, rounds=60) < 1 << 19
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries are not asked for their pages")
+def test_the_memory_limit_holds_for_the_process_where_trees_take_the_place_of_rollouts():
+    limit_bytes = 48 << 20
+    # 30 MB of trees come; what pages stay hold other objects, too
+    assert growth(TREES_TAKE_THE_PLACE_OF_ROLLOUTS, warm_up=1, rounds=35) < limit_bytes // 4

@@ -18,7 +18,8 @@ from das.analysis.decoding import Decoding, Observer
 from das.analysis.logged_request import LoggedBatch, LoggedRequest, logged_batches, num_generated_tokens
 from das.budget import BudgetPolicy
 from das.drafter import Drafter, Shape, check_shape
-from das.history import HistoryStatistics, RolloutHistory
+from das.history import RolloutHistory
+from das.history_statistics import HistoryStatistics
 from das.length_budget import LengthAwareBudget
 from das.metrics import AcceptanceCounters, summarise
 from das.reliability import Figures, Reliability, reliability_of

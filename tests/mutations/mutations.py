@@ -340,6 +340,7 @@ MUTATIONS = [
              "what expired while it was loaded is still on disk"),
     Mutation(HISTORY, "evicted-tokens-counted", "num_tokens=-record.num_tokens", "num_tokens=0",
              "statistics tell what is held"),
+    Mutation(HISTORY, "pages-kept", "            return_free_memory()", "            pass", "the limit holds for the process, too"),
     Mutation(HISTORY, "use-not-noted", "        self._prompts.move_to_end(key)\n", "",
              "the prompts used least recently go first"),
     Mutation(HISTORY, "tree-use-not-noted", "        if key in self._with_tree:\n            self._with_tree.move_to_end(key)",
