@@ -1,7 +1,7 @@
 """What sharing is for: four workers draft nearly as one that sees everything, and better than each by itself."""
 
-from bench.bench_ray import epochs_of, lagged
 from bench.rollouts import EXAMPLE
+from bench.sharing_lag import epochs_of, lagged
 
 
 def test_four_workers_that_share_reach_95_percent_of_one_process():
