@@ -222,6 +222,12 @@ class CheckedFile:
         array: Array = np.frombuffer(view, dtype, count=placed.shape[0], offset=placed.offset)
         return array
 
+    def let_go(self, array: Array) -> None:
+        """Have an array from `map` take no memory until it is used again. O(its pages in memory)."""
+        view = array.base.obj if isinstance(array.base, memoryview) else array.base
+        if isinstance(view, mmap.mmap):
+            view.madvise(mmap.MADV_DONTNEED)
+
     def fail(self, problem: str) -> NoReturn:
         """Raise a StateError of this file."""
         raise StateError(self.path, problem)

@@ -197,6 +197,11 @@ class Segment:
         """Tokens of texts, of rollouts that are stored and of such that no longer are."""
         return 0 if self.tokens is None else len(self.tokens)
 
+    def let_go_of_texts(self) -> None:
+        """Have the texts take no memory until they are used again."""
+        if self.tokens is not None:
+            self._file.let_go(self.tokens)
+
     def num_response_tokens(self) -> int:
         """Return how many tokens the rollouts' responses have together, texts that they share counted for each."""
         return int(self._columns["response_length"].sum(dtype=np.uint64))

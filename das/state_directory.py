@@ -35,6 +35,7 @@ _SEGMENT_NAME = "rollouts-{:08d}.das"
 _OURS = re.compile(r"(rollouts-\d{8}|state)\.das(\.tmp)?")
 _COUNTS = ("num_prompts", "num_rollouts", "num_tokens", "num_live_tokens")
 _MAX_SEGMENTS = 64
+_MAX_COPIED_BYTES = 64 << 20  # from mapped files, before their pages are let go
 _MIN_LIVE_SHARE = 0.5  # of the tokens on disk
 _T = TypeVar("_T")
 
@@ -193,17 +194,25 @@ def entries_of(segments: Iterable[Segment]) -> dict[int, Entry]:
 def windows_of(segments: list[Segment], *, mapped: bool) -> Iterator[PromptWindow]:
     """Return the windows of a state, whose segments hold their texts; not `mapped`: with texts of their own."""
     tokens = {segment.number: segment.tokens for segment in segments}
+    num_copied = 0  # bytes, whose pages in the files are still in memory
 
     def text_of(place: Place) -> TokenArray:
         text = tokens[place.segment]
         assert text is not None  # these segments were read with their texts
         text = text[place.start : place.start + place.length]
         if not mapped:
+            nonlocal num_copied
             text = text.copy()
             text.flags.writeable = False
+            num_copied += text.nbytes
         return text
 
-    return (entry.segment.window(entry.position, text_of) for entry in entries_of(segments).values())
+    for entry in entries_of(segments).values():
+        yield entry.segment.window(entry.position, text_of)
+        if num_copied >= _MAX_COPIED_BYTES:
+            num_copied = 0
+            for segment in segments:
+                segment.let_go_of_texts()
 
 
 def read_state(directory: Path) -> tuple[Head, list[Segment]]:

@@ -1,7 +1,9 @@
 """save_state and load_state: what comes back, what is written, and what a refused call leaves."""
 
 import os
+import re
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -60,6 +62,29 @@ def test_a_loaded_state_is_read_where_it_lies_and_survives_its_files(tmp_path):
     for entry in tmp_path.iterdir():
         entry.unlink()
     assert contents(mapped) == contents(copied) == contents(samples_history())
+
+
+def test_copying_a_state_leaves_no_pages_of_its_files_in_memory(tmp_path, monkeypatch):
+    history = RolloutHistory()
+    random = np.random.default_rng(0)
+    history.add_many([rollout(random.integers(0, 1000, 50_000), 1, prompt=[number]) for number in range(80)])
+    save_state(tmp_path, history=history)
+
+    def bytes_in_memory():
+        size_of, path = {}, None
+        for line in Path("/proc/self/smaps").read_text().splitlines():
+            path = line.split()[-1] if re.match("[0-9a-f]+-", line) else path
+            if line.startswith("Rss:"):
+                size_of[path] = size_of.get(path, 0) + 1024 * int(line.split()[1])
+        return sum([size for path, size in size_of.items() if path.startswith(str(tmp_path))])
+
+    monkeypatch.setattr(directory_module, "_MAX_COPIED_BYTES", 1 << 20)
+    _, segments = directory_module.read_state(tmp_path)
+    most = 0
+    for window in directory_module.windows_of(segments, mapped=False):
+        assert window.rollouts[0].response_token_ids.base is None
+        most = max(most, bytes_in_memory())
+    assert 0 < most <= 3 << 20  # of 16 MB
 
 
 def test_rollouts_share_the_array_of_their_prompt(tmp_path):
