@@ -22,11 +22,12 @@ from typing import Any
 import numpy as np
 
 from bench.harness import print_table
-from das import Drafter, Rollout, RolloutHistory, load_state, save_state
+from das import Drafter, Rollout, RolloutHistory, ThroughputBudget, load_state, plan_step, save_state
 
 NO_LIMIT_BYTES = 1 << 40
 NUM_EPOCHS = 4
 NUM_IN_FLIGHT = 64  # prompts whose trees are in memory
+NUM_STEPS = 200
 PROMPT_TOKENS = 200
 
 
@@ -67,6 +68,19 @@ def start_batch(history: RolloutHistory) -> Drafter:
     for key, prompt in zip(keys, prompts, strict=True):
         drafter.start(str(key), prompt_token_ids=prompt, prompt_key=key, training_step=NUM_EPOCHS)
     return drafter
+
+
+def step_us(drafter: Drafter, history: RolloutHistory) -> float:
+    """Return the median CPU time of a decode step: each request drafts, and follows a rollout of its prompt."""
+    policy, times_us = ThroughputBudget(), []
+    texts = {str(key): history.rollouts(key)[0].response_token_ids for key in history.prompt_keys()[-NUM_IN_FLIGHT:]}
+    for step in range(min(NUM_STEPS, min(map(len, texts.values())) // 3)):
+        emitted = {name: text[3 * step : 3 * step + 3] for name, text in texts.items()}
+        start_s = time.thread_time()
+        plan_step(drafter, list(texts), policy=policy)
+        drafter.extend_batch(emitted)
+        times_us.append(1e6 * (time.thread_time() - start_s))
+    return float(np.median(times_us))
 
 
 def measured(what: str, history: RolloutHistory, before_bytes: int, **more: Any) -> dict[str, Any]:
@@ -113,7 +127,13 @@ def loaded(size: tuple[int, int, int], folder: Path, *, mapped: bool) -> list[di
     rows = [measured(name, history, before, seconds=seconds)]
     drafter = start_batch(history)
     rows.append(
-        measured(f"{NUM_IN_FLIGHT} trees in flight", history, before, tree_bytes=history.statistics().tree_bytes)
+        measured(
+            f"{NUM_IN_FLIGHT} trees in flight",
+            history,
+            before,
+            step_us=step_us(drafter, history),
+            tree_bytes=history.statistics().tree_bytes,
+        )
     )
     drafter.close()
     if mapped:  # all of the text, as if every prompt had been in a batch since
@@ -172,6 +192,7 @@ def cells(row: dict[str, Any]) -> list[str]:
         f"{row['counted_bytes'] / 1e6:.0f}",
         f"{held:.3f}",
         f"{row['seconds']:.1f}" if "seconds" in row else "",
+        f"{row['step_us']:.0f}" if "step_us" in row else "",
         f"{row['written_bytes'] / 1e6:.1f}" if "written_bytes" in row else "",
     ]
 
@@ -192,7 +213,7 @@ def main() -> None:
         ]
     header = [
         "", "M tokens", "resident MB", "bytes a token, without trees", "counted MB", "resident / counted or limit",
-        "CPU seconds", "written MB",
+        "CPU seconds", "us a decode step", "written MB",
     ]  # fmt: skip
     print_table(f"{size[0]} prompts x {size[1]} rollouts x {size[2]} tokens", header, [cells(row) for row in rows])
 
