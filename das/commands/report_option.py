@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from das.analysis.logs import load_tokenizer
-from das.analysis.report import Decode, plotting_script
+from das.analysis.report import Decode
 from das.commands.parameter_types import FilePath
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -46,5 +46,4 @@ def _checked(path: Path | None) -> Path | None:
         return None
     if not path.parent.is_dir():
         raise click.BadParameter(f"{path.parent} is no directory.")
-    plotting_script()
     return path
