@@ -18,7 +18,7 @@ from das.cli import main
 EXAMPLE = Path(__file__).parents[2] / "examples" / "amc23_rollouts.jsonl.gz"
 SCREENSHOTS = Path(__file__).parents[2] / "out" / "report_screenshots"  # for people to look at
 DRAWN_WITHIN_S = 60  # all figures, on a crowded machine
-# Notes when each figure was drawn first, in milliseconds since the page was asked for, and how high the page was before.
+# Notes when each figure was drawn first, in ms since the page was asked for, and how high the page was before.
 WATCH = """
 window.drawnAtMs = {};
 new MutationObserver(() => {
