@@ -21,6 +21,18 @@ IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 KeyArray = npt.NDArray[np.uint64]
 _INT64, _FLOAT64 = np.dtype(np.int64), np.dtype(np.float64)
+_REQUEST_ARRAYS = dict.fromkeys(
+    (
+        "num_response_tokens",
+        "request_numbers",
+        "num_prompt_tokens",
+        "num_decode_steps",
+        "num_drafted_tokens",
+        "num_accepted_tokens",
+        "num_emitted_tokens",
+    ),
+    np.dtype(np.int64),
+) | {"prompt_keys": np.dtype(np.uint64)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +46,10 @@ class RunningRequests:
         num_decode_steps, num_drafted_tokens, num_accepted_tokens, num_emitted_tokens: the request's so far, int64.
         num_running: requests in the engine's batch now, at least as many as there are entries.
         num_waiting: requests that wait for a place in the batch.
+
+    Raises:
+        TypeError: something else than an array of that dtype. ValueError: its values do not lie in one row, one after
+        another, or are not one a request.
     """
 
     request_numbers: IntArray
@@ -47,8 +63,23 @@ class RunningRequests:
     num_running: int
     num_waiting: int = 0
 
+    def __post_init__(self) -> None:
+        lengths = self.num_response_tokens
+        num_requests = len(lengths) if isinstance(lengths, np.ndarray) and lengths.ndim else 0
+        for name, dtype in _REQUEST_ARRAYS.items():
+            _check_request_array(getattr(self, name), name, dtype, num_requests=num_requests)
+
     def __len__(self) -> int:
         return len(self.num_response_tokens)
+
+
+class DescribedRequests(RunningRequests):
+    """What a drafter tells of its requests: made in each decode step, of arrays that need no check."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +244,16 @@ class NoDraft(_ConstantBudget):
         super().__init__(0, math.inf)
 
 
+def _check_request_array(values: Any, name: str, dtype: np.dtype[Any], *, num_requests: int) -> None:
+    found = f"of {values.dtype}" if isinstance(values, np.ndarray) else type(values).__name__
+    if not isinstance(values, np.ndarray) or values.dtype != dtype:
+        raise TypeError(f"{name} must be an array of {dtype}, not {found}")
+    if values.shape != (num_requests,):
+        raise ValueError(f"{name} has shape {values.shape}; it must be {(num_requests,)}, one entry a request")
+    if not values.flags.c_contiguous:
+        raise ValueError(f"{name} has strides {values.strides}; its entries must follow each other in memory")
+
+
 def _one_a_request(
     values: Any, name: str, dtype: np.dtype[Any], types: tuple[type, ...], plural: str, num_requests: int
 ) -> npt.NDArray[Any]:
@@ -237,7 +278,7 @@ def _checked_array(
     values = list(values)
     for position, value in enumerate(values):
         if isinstance(value, bool) or not isinstance(value, types):
-            raise TypeError(f"{name}[{position}] is {value!r}, a {type(value).__name__}; it must hold {plural}")
+            raise TypeError(f"{name}[{position}] is {value!r}, of type {type(value).__name__}; it must hold {plural}")
     try:
         return np.array(values, dtype)
     except OverflowError:

@@ -28,6 +28,8 @@ from typing import Any, BinaryIO, NoReturn, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from das.file_errors import naming_file
+
 Array = npt.NDArray[Any]
 
 FORMAT_VERSION = 1
@@ -83,7 +85,7 @@ def write_checked_file(
 def _replace(path: Path, write: Callable[[BinaryIO], _T]) -> _T:
     temporary = path.with_name(f"{path.name}.tmp")
     try:
-        with open(temporary, "wb", buffering=_CHUNK_BYTES) as file:
+        with naming_file(temporary), open(temporary, "wb", buffering=_CHUNK_BYTES) as file:
             written = write(file)
             file.flush()
             os.fsync(file.fileno())
@@ -111,7 +113,8 @@ def sync_directory(path: Path) -> None:
     """Make lasting which names a directory holds."""
     directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(directory)
+        with naming_file(path):
+            os.fsync(directory)
     finally:
         os.close(directory)
 
@@ -291,7 +294,8 @@ class CheckedFile:
             return self._data[offset : offset + length]
         pieces = []
         while length > 0:
-            piece = os.pread(self._file.fileno(), length, offset)
+            with naming_file(self.path):
+                piece = os.pread(self._file.fileno(), length, offset)
             if not piece:
                 self.fail("it became shorter while it was read")
             pieces.append(piece)

@@ -40,6 +40,9 @@ def load() -> None:
 def _run(args: Sequence[str] | None) -> int:
     if sys.stdout is None:
         return _fail("stdout is closed, so there is nowhere to print to", _ERROR)
+    from das.analysis.extra import lacking
+    from das.file_errors import naming_file
+
     try:
         import click
 
@@ -50,12 +53,13 @@ def _run(args: Sequence[str] | None) -> int:
         package = (error.name or "").partition(".")[0]
         if package not in ("click", "rich"):
             raise
-        return _fail(f"the das command needs {package}: pip install 'das-drafter[analysis]'", _USAGE)
+        return _fail(lacking(package, needed_for="the das command"), _USAGE)
     with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = _show_warning
         try:
-            code = das.main(args=args, prog_name="das", standalone_mode=False)
+            with naming_file("stdout"):  # what reads and writes files names them itself
+                code = das.main(args=args, prog_name="das", standalone_mode=False)
         except click.UsageError as error:
             command = error.ctx.command_path if error.ctx is not None else "das"
             return _fail(f"{error.format_message()} Try '{command} --help'.", _USAGE)

@@ -13,7 +13,7 @@ from das._live_requests import EmittedTokens, LiveRequests
 from das._rule import Rule
 from das._suffix_tree import MAX_ORDER
 from das._token_ids import token_id_array
-from das.budget import FinishedRollouts, RunningRequests, caps_array, finished_rollouts, prices_array
+from das.budget import DescribedRequests, FinishedRollouts, RunningRequests, caps_array, finished_rollouts, prices_array
 from das.confidence import Confidence
 from das.draft_origins import TokenOrigin, origins_of
 from das.hedge import Hedge
@@ -308,7 +308,7 @@ class Drafter:
         with self.history.lock:
             keys, figures = self._table.describe(self._table.rows_of(self._row_of, request_ids))
         numbers, num_prompt, num_response, num_steps, num_drafted, num_accepted, num_emitted = figures
-        return RunningRequests(
+        return DescribedRequests(
             request_numbers=numbers,
             prompt_keys=keys,
             num_prompt_tokens=num_prompt,

@@ -364,7 +364,7 @@ def int_array(values: Any, name: str, dtype: type[np.integer[Any]] = np.int64) -
         return array
     for value in array.tolist():
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-            raise TypeError(f"{name} holds {value!r}, a {type(value).__name__}; it must hold ints")
+            raise TypeError(f"{name} holds {value!r}, of type {type(value).__name__}; it must hold ints")
     try:
         return array.astype(dtype)
     except OverflowError:

@@ -37,8 +37,8 @@ def packed(value: Any, name: str, arrays: dict[str, Array]) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise TypeError(
-        f"{name} is a {type(value).__name__}; a policy's state must consist of dictionaries with str keys, lists, "
-        "numbers, str, None, and arrays of numbers of at most two dimensions"
+        f"{name} is of type {type(value).__name__}; a policy's state must consist of dictionaries with str keys, "
+        "lists, numbers, str, None, and arrays of numbers of at most two dimensions"
     )
 
 

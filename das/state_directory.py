@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from das.checked_file import Array, CheckedFile, FileIdentity, StateError, write_checked_file
+from das.file_errors import naming_file
 from das.prompt_record import PromptWindow
 from das.rollout import TokenArray
 from das.rollout_segment import Place, Segment, SegmentWriter
@@ -245,8 +246,9 @@ def writing(directory: Path) -> Iterator[None]:
         except BlockingIOError:
             writer = os.pread(lock, 20, 0).decode(errors="replace") or "another"
             raise StateError(directory, f"process {writer} is writing to it; only one can at a time") from None
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, str(os.getpid()).encode(), 0)
+        with naming_file(directory / _LOCK_NAME):
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, str(os.getpid()).encode(), 0)
         yield
         fcntl.flock(lock, fcntl.LOCK_UN)  # also for a process forked meanwhile, which has it open as well
     finally:

@@ -182,7 +182,7 @@ def check_widths(widths: Sequence[int]) -> tuple[int, ...]:
         raise ValueError("widths is empty; it must name at least one width")
     for position, width in enumerate(widths):
         if isinstance(width, bool) or not isinstance(width, int):
-            raise TypeError(f"widths[{position}] is {width!r}, a {type(width).__name__}; it must hold ints")
+            raise TypeError(f"widths[{position}] is {width!r}, of type {type(width).__name__}; it must hold ints")
         if not 0 <= width <= MAX_DRAFT_TOKENS:
             raise ValueError(f"widths[{position}] is {width}; it must be 0 <= width <= {MAX_DRAFT_TOKENS}")
         if position and width <= widths[position - 1]:

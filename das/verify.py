@@ -198,7 +198,7 @@ def _draft(draft_token_ids: TokenIds, parents: Sequence[int] | None) -> tuple[li
         raise ValueError(f"parents has {len(links)} entries; it must have {len(tokens)}, one a draft token")
     for node, parent in enumerate(links):
         if isinstance(parent, bool) or not isinstance(parent, (int, np.integer)):
-            raise TypeError(f"parents[{node}] is {parent!r}, a {type(parent).__name__}; it must hold ints")
+            raise TypeError(f"parents[{node}] is {parent!r}, of type {type(parent).__name__}; it must hold ints")
         if not -1 <= parent < node:
             raise ValueError(f"parents[{node}] is {parent}; it must be -1 <= parents[{node}] < {node}")
     return tokens, links

@@ -8,7 +8,9 @@ from pathlib import Path
 
 from command_runs import REPOSITORY
 
+_FOLDERS = ("bench", "examples", "integrations", "tests")
 PAGES = sorted([REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *(REPOSITORY / "docs").glob("*.md")])
+TEXTS = sorted({*PAGES, *REPOSITORY.glob("*.md"), *(p for d in _FOLDERS for p in (REPOSITORY / d).rglob("*.md"))})
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _RUNS_IN = re.compile(r"<!-- runs in: (\w+) -->\s*$")
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")

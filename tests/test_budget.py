@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import time
 
 import numpy as np
@@ -124,6 +125,40 @@ def test_running_requests_are_a_frozen_value():
         requests.num_running = 4
     with pytest.raises(TypeError):
         RunningRequests(num_running=1)
+
+
+ARRAYS = [name for name in RunningRequests.__slots__ if name not in ("num_running", "num_waiting")]
+WRONG = {
+    "int32": (lambda array: array.astype(np.int32), TypeError, "not of int32"),
+    "float": (lambda array: array.astype(np.float64), TypeError, "not of float64"),
+    "bool": (lambda array: array.astype(np.bool_), TypeError, "not of bool"),
+    "objects": (lambda array: array.astype(object), TypeError, "not of object"),
+    "list": (lambda array: array.tolist(), TypeError, "not list"),
+    "apart": (lambda array: np.repeat(array, 2)[::2], ValueError, "has strides (16,)"),
+    "square": (lambda array: array.reshape(2, 2), ValueError, "has shape (2, 2)"),
+    "longer": (lambda array: np.append(array, array), ValueError, "has shape ("),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("name", ARRAYS)
+def test_arrays_of_requests_are_checked_before_a_policy_reads_them(name, wrong):
+    requests = {slot: getattr(running(4), slot) for slot in RunningRequests.__slots__}
+    make, error, told = WRONG[wrong]
+    with pytest.raises(error, match=re.escape(told)) as caught:
+        RunningRequests(**requests | {name: make(requests[name])})
+    if (name, wrong) != ("num_response_tokens", "longer"):  # which says how many requests there are
+        assert str(caught.value).startswith(name)
+
+
+def test_what_a_drafter_tells_of_its_requests_would_pass_the_check():
+    drafter = Drafter()
+    for request_id in ("a", "b", "c"):
+        drafter.start(request_id, prompt_token_ids=[1, 2])
+    for named in ([], ["b"], ["c", "a", "b"]):
+        told = drafter.running(named)
+        assert isinstance(told, RunningRequests)
+        RunningRequests(**{slot: getattr(told, slot) for slot in RunningRequests.__slots__})
 
 
 # ---------------------------------------------------------------- the price that tunes itself

@@ -18,9 +18,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from command_runs import REPOSITORY, run_with_stderr_on_terminal, start
+from log_samples import word_tokenizer
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from das import __version__
+from das.analysis.extra import lacking
 from das.analysis.inspect import LogStatistics, Spread
 from das.analysis.logs import LogRecord
 from das.cli import main
@@ -306,6 +308,41 @@ def test_errors_are_one_line(args: list[str], code: int, message: str, capsys: p
     assert re.fullmatch(f"das: error: {message}\n", errors)
 
 
+def test_hints_on_installing_hold_without_a_package_index() -> None:
+    """das itself is on none yet, whereas the package that is missing is."""
+    hint = lacking("click", needed_for="this")
+    assert hint == "this needs click: pip install click (das with its extra 'analysis' brings all such packages)"
+    for source in (*(REPOSITORY / "das").rglob("*.py"), *(REPOSITORY / "integrations").rglob("*.py")):
+        assert not re.search(r"pip install '?das", source.read_text()), source
+
+
+@pytest.mark.parametrize("command", ["inspect", "replay", "simulate", "compare"])
+def test_a_bad_row_names_the_option_that_leaves_it_out(
+    log: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    with open(log, "a") as rows:
+        rows.write("5\n")
+    hint = " (--skip-bad leaves such rows out)"
+    assert main([command, str(log)]) == 1
+    assert capsys.readouterr().err == f"das: error: {log}:7: a row must be a JSON object, not int: 5{hint}\n"
+    assert main([command, str(log), "--skip-bad"]) == 0
+    capsys.readouterr()
+    assert main([command, str(log.with_name("absent")), "--skip-bad"]) == 1
+    assert hint not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["inspect", "replay", "simulate", "compare"])
+def test_a_tokenizer_without_use_is_told(log: Path, capsys: pytest.CaptureFixture[str], command: str) -> None:
+    tokenizer = word_tokenizer(log.parent)
+    assert main([command, str(log), "--tokenizer", str(tokenizer)]) == 0
+    said = f"das: warning: --tokenizer {tokenizer} was not used: the log holds token ids\n"
+    assert capsys.readouterr().err == said
+    if command in ("replay", "compare"):  # a report shows token texts
+        html = log.with_name("report.html")
+        assert main([command, str(log), "--tokenizer", str(tokenizer), "--html", str(html)]) == 0
+        assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize("flags", [[], ["--skip-bad"], ["--json"]])
 def test_bad_row_exits_1_and_names_file_line_and_field(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str]
@@ -326,7 +363,7 @@ def test_without_the_extra_one_line_names_it(package: str, start_module: str) ->
     code += f"from {start_module} import main; sys.exit(main())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"das: error: the das command needs {package}: pip install 'das-drafter[analysis]'\n"
+    assert done.stderr == f"das: error: {lacking(package, needed_for='the das command')}\n"
 
 
 def test_missing_reader_package_is_one_line_too(
@@ -335,7 +372,7 @@ def test_missing_reader_package_is_one_line_too(
     pq.write_table(pa.Table.from_pylist([row(1, 2)]), tmp_path / "log.parquet")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert main(["inspect", str(tmp_path / "log.parquet")]) == 2
-    assert capsys.readouterr().err == "das: error: a Parquet log needs pyarrow: pip install 'das-drafter[analysis]'\n"
+    assert capsys.readouterr().err == f"das: error: {lacking('pyarrow', needed_for='a Parquet log')}\n"
 
 
 def test_a_defect_is_not_hidden(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:

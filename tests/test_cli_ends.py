@@ -79,15 +79,6 @@ def test_streams_that_are_closed(log: Path, args: list[str]) -> None:
         assert bool(done.stdout) == (code == 0)
 
 
-@pytest.mark.parametrize("args", COMMANDS, ids=" ".join)
-def test_a_full_disk_is_one_line(log: Path, args: list[str]) -> None:
-    with open("/dev/full", "w") as full:
-        process = start(*args, log, stdout=full)
-        _, errors = process.communicate(timeout=20)
-    assert process.returncode == 1
-    assert re.fullmatch(r"das: error: .*No space left on device\n", errors)
-
-
 # Narrow terminals.
 
 

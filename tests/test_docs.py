@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from command_runs import REPOSITORY
-from documentation import PAGES, Block, anchors, blocks, links
+from documentation import PAGES, TEXTS, Block, anchors, blocks, links
 
 import das
 import das_command
@@ -112,7 +112,7 @@ def test_other_commands_are_noticed() -> None:
         assert not is_known(line)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: str(page.relative_to(REPOSITORY)))
 def test_links_lead_somewhere(page: Path) -> None:
     """Also out of the folder that a page really lies in: docs/design.md is the DESIGN.md above it."""
     for target in links(page):

@@ -202,16 +202,20 @@ for name, (a, verified, error, message) in {
 BAD_CALLS["batch: no mapping"] = (batch([[4]]), TypeError, "token_ids must be a mapping from request_id, not list")
 BAD_CALLS["batch: unknown"] = (batch({"a": [4], "x": [4]}), KeyError, UNKNOWN)
 for name, (caps, error, message) in {
-    "float": ([3, 2.0], TypeError, r"max_draft_tokens\[1\] is 2\.0, a float; it must hold ints"),
-    "text": ([3, "2"], TypeError, r"max_draft_tokens\[1\] is '2', a str; it must hold ints"),
-    "bool": ([True, 3], TypeError, r"max_draft_tokens\[0\] is True, a bool; it must hold ints"),
-    "None": ([3, None], TypeError, r"max_draft_tokens\[1\] is None, a NoneType; it must hold ints"),
-    "nested": ([[3], [3]], TypeError, r"max_draft_tokens\[0\] is \[3\], a list; it must hold ints"),
+    "float": ([3, 2.0], TypeError, r"max_draft_tokens\[1\] is 2\.0, of type float; it must hold ints"),
+    "text": ([3, "2"], TypeError, r"max_draft_tokens\[1\] is '2', of type str; it must hold ints"),
+    "bool": ([True, 3], TypeError, r"max_draft_tokens\[0\] is True, of type bool; it must hold ints"),
+    "None": ([3, None], TypeError, r"max_draft_tokens\[1\] is None, of type NoneType; it must hold ints"),
+    "nested": ([[3], [3]], TypeError, r"max_draft_tokens\[0\] is \[3\], of type list; it must hold ints"),
     "huge": ([3, 2**70], ValueError, f"max_draft_tokens holds {2**70}, which is out of range"),
     "unsigned": (np.array([3, 2**63], np.uint64), ValueError, f"max_draft_tokens holds {2**63}, which is out of"),
-    "float array": (np.array([3.0, 2.5]), TypeError, r"max_draft_tokens\[0\] is 3\.0, a float; it must hold ints"),
-    "bool array": (np.array([True, False]), TypeError, r"max_draft_tokens\[0\] is True, a bool"),
-    "object array": (np.array([3, "2"], object), TypeError, r"max_draft_tokens\[1\] is '2', a str"),
+    "float array": (
+        np.array([3.0, 2.5]),
+        TypeError,
+        r"max_draft_tokens\[0\] is 3\.0, of type float; it must",
+    ),
+    "bool array": (np.array([True, False]), TypeError, r"max_draft_tokens\[0\] is True, of type bool"),
+    "object array": (np.array([3, "2"], object), TypeError, r"max_draft_tokens\[1\] is '2', of type str"),
     "matrix": (np.array([[3, 2]]), ValueError, "max_draft_tokens has 2 dimensions; it must have one"),
     "number": (3, TypeError, "max_draft_tokens must be a sequence of ints, one a request, not int"),
     "whole text": ("33", TypeError, "max_draft_tokens must be a sequence of ints, one a request, not str"),
@@ -222,9 +226,9 @@ for name, (caps, error, message) in {
 }.items():
     BAD_CALLS[f"draft: caps {name}"] = (draft(["b", "a"], caps), error, message)
 for name, (prices, error, message) in {
-    "text": ([0.5, "0"], TypeError, r"min_survival\[1\] is '0', a str; it must hold numbers"),
-    "bool": ([False, 0.5], TypeError, r"min_survival\[0\] is False, a bool; it must hold numbers"),
-    "complex": (np.array([0.5, 1j]), TypeError, r"min_survival\[0\] is \(0\.5\+0j\), a complex"),
+    "text": ([0.5, "0"], TypeError, r"min_survival\[1\] is '0', of type str; it must hold numbers"),
+    "bool": ([False, 0.5], TypeError, r"min_survival\[0\] is False, of type bool; it must hold numbers"),
+    "complex": (np.array([0.5, 1j]), TypeError, r"min_survival\[0\] is \(0\.5\+0j\), of type complex"),
     "huge": ([0.5, 10**400], ValueError, "min_survival holds 10+, which is out of range"),
     "nan": ([0.5, np.nan], ValueError, r"min_survival\[1\] is nan; it must be a number"),
     "nan array": (np.array([np.nan, 0.5]), ValueError, r"min_survival\[0\] is nan; it must be a number"),

@@ -55,7 +55,8 @@ def test_batches_with_drafts_and_modes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "has no column step_ms, median_ms or mean_ms, and none of num_tokens or batch"),
+        ("", "the file is empty; it must begin with a header line"),
+        ("a\n", "has no column step_ms, median_ms or mean_ms, and none of num_tokens or batch"),
         ("num_tokens,ms\n1,2\n", "has no column step_ms, median_ms or mean_ms"),
         ("tokens,step_ms\n1,2\n", "has no column num_tokens or batch"),
         ("num_tokens,step_ms\n1,2\n2,x\n", ":3: step_ms is 'x'; it must be a number greater than 0"),
@@ -66,7 +67,8 @@ def test_batches_with_drafts_and_modes(tmp_path: Path) -> None:
         ("batch,gamma,step_ms\n1,-1,3\n", ":2: gamma is '-1'; it must be a number at least 0"),
         ("batch,seq,step_ms\n1,nan,3\n", ":2: seq is 'nan'; it must be a number at least 0"),
         ("batch,step_ms\n-1,3\n", ":2: batch is '-1'; it must be a number at least 0"),
-        ("num_tokens,step_ms\n", "num_tokens holds fewer than two different values"),
+        ("num_tokens,step_ms\n", "holds no pass of the target model, 0 other rows"),
+        ("batch,step_ms\n0,1\n", "holds no pass of the target model, 1 other rows"),
         ("num_tokens,step_ms\n5,1\n5,2\n", "num_tokens holds fewer than two different values"),
     ],
 )

@@ -61,7 +61,7 @@ das._suffix_tree
 das._tree_check
 das._tree
 das._tree_arrays
-das._token_ids das._huge_pages
+das._token_ids das._huge_pages das.file_errors
 """
 RANK = {name: rank for rank, line in enumerate(LINES.split("\n")) for name in line.split()}
 OUTSIDE = ("integrations", "bench", "examples", "tests")  # they import das; das imports none of them

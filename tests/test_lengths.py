@@ -290,7 +290,7 @@ def test_lengths_and_probabilities_beyond_what_int64_and_float_can_tell():
     model.observe_finished(np.array([1], np.uint64), np.array([2**63], np.uint64))
     assert model.state()["window"].tolist() == [75]
     assert model.quantile(5e-324) == 0.0
-    with pytest.raises(TypeError, match=r"prompt_keys holds 5\.9, a float"):
+    with pytest.raises(TypeError, match=r"prompt_keys holds 5\.9, of type float"):
         model.prompt_rollouts_longer_than(np.array([0]), prompt_keys=np.array([5.9]))
     for sizes in ((0, 1, 1), (1, 0, 1), (1, 256, 1), (1, 1, 0)):
         with pytest.raises(ValueError, match="are no sizes of windows"):
@@ -376,10 +376,10 @@ def test_odd_arrays_on_the_decode_path():
         ([1, 2], [3], ValueError, "prompt_keys has 2 entries, num_response_tokens 1; they describe the same"),
         ([[1]], [3], ValueError, "prompt_keys has 2 dimensions; it must have one"),
         ([1], 3, ValueError, "num_response_tokens has 0 dimensions"),
-        ([1], [3.0], TypeError, "num_response_tokens holds 3.0, a float; it must hold ints"),
-        ([None], [3], TypeError, "prompt_keys holds None, a NoneType"),
+        ([1], [3.0], TypeError, "num_response_tokens holds 3.0, of type float; it must hold ints"),
+        ([None], [3], TypeError, "prompt_keys holds None, of type NoneType"),
         ([-1], [3], ValueError, "prompt_keys holds an int beyond uint64"),
-        ([True], [3], TypeError, "prompt_keys holds True, a bool"),
+        ([True], [3], TypeError, "prompt_keys holds True, of type bool"),
     ],
 )
 def test_bad_arrays_change_nothing(method, keys, tokens, error, message):
@@ -387,7 +387,7 @@ def test_bad_arrays_change_nothing(method, keys, tokens, error, message):
     before = model.state()
     with pytest.raises(error, match=message):
         getattr(model, method)(keys, tokens)
-    with pytest.raises(TypeError, match=r"num_response_tokens holds 1\.5, a float"):
+    with pytest.raises(TypeError, match=r"num_response_tokens holds 1\.5, of type float"):
         model.observe_running([1.5])
     assert same(model.state(), before)
 
@@ -422,7 +422,7 @@ def test_bad_probabilities(bad):
     [
         ({"window": None}, KeyError, "window"),
         ({"window": [76]}, ValueError, "window holds 76 to 76; it must be 0 <= entry < 76"),
-        ({"window": [0.5]}, TypeError, "window holds 0.5, a float"),
+        ({"window": [0.5]}, TypeError, "window holds 0.5, of type float"),
         ({"prompt_bins": [3, -1]}, ValueError, "prompt_bins holds -1 to 3"),
         ({"prompt_keys": [1, 2, 3]}, ValueError, "do not belong together"),
         ({"prompt_num_rollouts": [1, 2]}, ValueError, "do not belong together"),

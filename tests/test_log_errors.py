@@ -70,8 +70,8 @@ BAD_ROWS = [
     ('"prompt_token_ids": [1', None, "malformed JSON at column "),
     ("9" * 5000, None, "malformed JSON: "),
     ("[" * 100_000, None, "malformed JSON: "),
-    ("[1, 2]", None, r"a row must be a JSON object, not a list: \[1, 2\]"),
-    ("null", None, "a row must be a JSON object, not a NoneType"),
+    ("[1, 2]", None, r"a row must be a JSON object, not list: \[1, 2\]"),
+    ("null", None, "a row must be a JSON object, not NoneType"),
     (b"\x00\xff\xfe junk", None, "not UTF-8 text"),
 ]
 
@@ -225,7 +225,7 @@ def test_a_missing_package_names_the_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     path = parquet(tmp_path / "1.parquet", row()) if package == "pyarrow" else write(tmp_path / "1.jsonl", verl(1))
-    with pytest.raises(ImportError, match=rf"{package}: pip install 'das-drafter\[analysis\]'"):
+    with pytest.raises(ImportError, match=rf"needs {package}: pip install {package} \(das with its extra 'analysis'"):
         list(read_log(path, tokenizer=tokenizer))
 
 

@@ -89,7 +89,8 @@ def test_wheel_holds_what_runs_and_nothing_else(built: Built) -> None:
         "[sglang.srt.plugins]\ndas = das_sglang.plugin:register",
         "[vllm.general_plugins]\ndas = das_vllm.plugin:register",
     ]
-    assert "\nLicense-Expression: Apache-2.0\n" in metadata
+    assert "\nLicense-Expression: Apache-2.0 AND MIT\n" in metadata
+    assert {"LICENSE", "plotly-LICENSE.txt"} == {Path(name).name for name in names if "/licenses/" in name}
 
 
 def test_wheel_works_without_the_source_tree(built: Built, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from log_samples import extent_of, write
 
 from das import FixedBudget, LatencyModel
 from das.analysis import read_log
+from das.analysis.extra import lacking
 from das.analysis.simulate import simulate
 from das.cli import main
 
@@ -106,8 +107,9 @@ def test_help_documents_every_key(log: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_examples_of_the_help_run(
-    log: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    log = write(tmp_path / "log.jsonl", *(row(TWENTY, step=step) for step in (5, 7) for _ in range(8)))  # 8 workers
     monkeypatch.chdir(log.parent)  # they write a report
     for command in ("simulate", "compare"):
         examples = re.findall(rf"das ({command} rollouts.*)", run(capsys, command, "--help"))
@@ -175,7 +177,7 @@ def test_compare_without_matplotlib(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert main(["compare", str(log), "--plot", str(tmp_path / "x.svg")]) == 2
-    assert capsys.readouterr() == ("", "das: error: --plot needs matplotlib: pip install 'das-drafter[analysis]'\n")
+    assert capsys.readouterr() == ("", f"das: error: {lacking('matplotlib', needed_for='--plot')}\n")
 
 
 def test_compare_stopped_half_way_prints_what_is_done(
@@ -240,6 +242,22 @@ def test_usage_errors_come_before_reading(
 def test_policies_that_cannot_be(policy: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "absent.jsonl", "--policy", policy]) == 2
     assert capsys.readouterr().err == f"das: error: {message} Try 'das compare --help'.\n"
+
+
+@pytest.mark.parametrize("command", ["simulate", "compare"])
+@pytest.mark.parametrize(
+    ("args", "most"), [([], 3), (["--group-size", "2"], 2), (["--lag", "1"], 6), (["--execution", "fastest-of-n"], 6)]
+)
+def test_workers_without_a_request_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, args: list[str], most: int
+) -> None:
+    log = str(write(tmp_path / "log.jsonl", *(row(TWENTY, step=step) for step in range(3) for _ in range(3))))
+    policy = ["--policy", "fixed"]
+    assert main([command, log, *policy, *args, "--workers", str(most)]) == 0
+    capsys.readouterr()
+    for num_workers in (most + 1, 99_999):
+        assert main([command, log, *policy, *args, "--workers", str(num_workers)]) == 2
+        assert f"so workers beyond {most} have nothing to do." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["simulate", "compare"])

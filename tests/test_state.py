@@ -251,12 +251,12 @@ def test_a_policy_of_ones_own_keeps_numbers_texts_lists_and_arrays(tmp_path):
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        ({"a": [{1, 2}]}, r"learned\.policy\.a\[0\] is a set"),
+        ({"a": [{1, 2}]}, r"learned\.policy\.a\[0\] is of type set"),
         ({"a": {3: 1}}, r"learned\.policy\.a has the key 3; it must be a str"),
         ({"$array": 1}, r"learned\.policy has the key '\$array'"),
-        ({"a": np.array(["x"])}, r"learned\.policy\.a is a ndarray"),
-        ({"a": np.array([None])}, r"learned\.policy\.a is a ndarray"),
-        ({"a": np.zeros((1, 1, 1))}, r"learned\.policy\.a is a ndarray"),
+        ({"a": np.array(["x"])}, r"learned\.policy\.a is of type ndarray"),
+        ({"a": np.array([None])}, r"learned\.policy\.a is of type ndarray"),
+        ({"a": np.zeros((1, 1, 1))}, r"learned\.policy\.a is of type ndarray"),
     ],
 )
 def test_a_state_that_cannot_be_stored_is_refused_before_anything_is_written(tmp_path, bad, message):

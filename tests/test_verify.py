@@ -146,7 +146,7 @@ def test_noise_of_positions_is_independent_gumbel():
     [
         (lambda: match_samples([1], [1]), ValueError, "sampled_token_ids has 1 entries; it must have 2"),
         (lambda: match_samples([1], [1, 2], parents=[0]), ValueError, "parents[0] is 0; it must be -1 <= parents[0]"),
-        (lambda: match_samples([1], [1, 2], parents=[True]), TypeError, "parents[0] is True, a bool"),
+        (lambda: match_samples([1], [1, 2], parents=[True]), TypeError, "parents[0] is True, of type bool"),
         (lambda: match_samples([1], [1, 2], parents=[]), ValueError, "parents has 0 entries; it must have 1"),
         (lambda: match_samples([-1], [1, 2]), ValueError, "draft_token_ids"),
         (lambda: resampled([1], [[1.0, 0.0]]), ValueError, "probabilities has shape (1, 2); it must be (2, vocab"),

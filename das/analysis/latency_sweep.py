@@ -74,7 +74,9 @@ def fit_of(sweep: LatencySweep, path: Path | str, *, with_context: bool = True) 
 
 
 def _sweep(rows: csv.DictReader[str], path: str) -> LatencySweep:
-    columns = rows.fieldnames or ()
+    columns = rows.fieldnames
+    if not columns:
+        raise LogError(f"{path}: the file is empty; it must begin with a header line", path=path)
     time_column = next((name for name in _TIME_COLUMNS if name in columns), None)
     by_batch = "num_tokens" not in columns
     lacking = []
@@ -99,6 +101,8 @@ def _sweep(rows: csv.DictReader[str], path: str) -> LatencySweep:
         if context_column in columns:
             context.append(_number(row, context_column, path, line, least=0.0) * (batch if by_batch else 1))
         times.append(_number(row, time_column, path, line))
+    if not times:
+        raise LogError(f"{path}: holds no pass of the target model, {num_skipped} other rows", path=path)
     return LatencySweep(
         num_tokens=tokens,
         num_context_tokens=context if context_column in columns else None,

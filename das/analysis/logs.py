@@ -33,13 +33,21 @@ class LogError(ValueError):
     """A log that cannot be read, or a row in it that is no rollout.
 
     Attributes: `path` of the file (or directory), `line` (1-based; row number in Parquet; None: the file as a whole),
-    `field` (None: the row as a whole). The message names them, the rule and the value.
+    `field` (None: the row as a whole), `is_skippable` (reading with `skip_bad` leaves it out and goes on). The message
+    names path, line and field, the rule and the value.
     """
 
     def __init__(
-        self, message: str, *, path: str | None = None, line: int | None = None, field: str | None = None
+        self,
+        message: str,
+        *,
+        path: str | None = None,
+        line: int | None = None,
+        field: str | None = None,
+        is_skippable: bool = False,
     ) -> None:
         super().__init__(message)
+        self.is_skippable = is_skippable
         self.path = path
         self.line = line
         self.field = field
@@ -180,12 +188,17 @@ def _is_state(log: Path) -> bool:
 
 
 def _logs_below(directory: Path) -> Iterator[Path]:
-    for folder, folders, names in os.walk(directory):
+    for folder, folders, names in os.walk(directory, onerror=_raise):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in names:
             is_log = name.endswith(SUFFIXES) and not any(fnmatch.fnmatch(name, pattern) for pattern in _NO_ROLLOUTS)
             if is_log and not name.startswith(".") and (file := Path(folder, name)).is_file():
                 yield file
+
+
+def _raise(error: OSError) -> None:
+    """A folder that cannot be read is told: a log that lacks some of its files looks like one that is whole."""
+    raise error
 
 
 def _numeric_order(name: str) -> list[tuple[int, str]]:
@@ -268,7 +281,7 @@ class _LogReader:
 
     def _leave_out(self, bad: BadRow, file: Path, line: int | None) -> None:
         where = f"{file}" if line is None else f"{file}:{line}"
-        error = LogError(f"{where}: {bad}", path=str(file), line=line, field=bad.field)
+        error = LogError(f"{where}: {bad}", path=str(file), line=line, field=bad.field, is_skippable=True)
         if not self._skip_bad:
             raise error from None
         self._first_bad = self._first_bad if self._num_bad else str(error)

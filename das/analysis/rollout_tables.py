@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -13,6 +14,7 @@ import numpy as np
 from das.analysis.extra import analysis_package
 from das.analysis.fields import BadRow
 from das.analysis.formats.pair_logs import DAS
+from das.file_errors import naming_file
 from das.rollout import Rollout
 
 _BATCH_ROLLOUTS = 1024  # 4 MB of 1 k tokens each
@@ -53,17 +55,22 @@ def write_parquet(path: str | os.PathLike[str], rollouts: Iterable[Rollout]) -> 
     """Write rollouts to a Parquet file, that is there in full or not at all, and return how many there were.
 
     Raises:
-        ImportError: as `rollout_table`. OSError: as the system says; a file that was there before stays.
+        ImportError: as `rollout_table`. OSError: as the system says, or the path is that of something else than a file
+        (a folder, a device); what was there before stays.
 
     Complexity: O(tokens) time; 1,024 rollouts in memory.
     """
     parquet = analysis_package("pyarrow.parquet", needed_for="a Parquet file")
     target, source, num_written = Path(path), iter(rollouts), 0
+    if target.is_symlink():
+        target = Path(os.path.realpath(target))  # a link stays one
+    if target.exists() and not target.is_file():
+        raise FileExistsError(errno.EEXIST, "is there, and no file that could be replaced", str(path))
     temporary = target.with_name(f"{target.name}.tmp")
     try:
         batch = list(islice(source, _BATCH_ROLLOUTS))
         table = rollout_table(batch)
-        with open(temporary, "wb") as file, parquet.ParquetWriter(file, table.schema) as writer:
+        with naming_file(temporary), open(temporary, "wb") as file, parquet.ParquetWriter(file, table.schema) as writer:
             while batch:
                 writer.write_table(table)
                 num_written += len(batch)

@@ -11,16 +11,18 @@ from typing import Any
 import click
 from rich.progress import MofNCompleteColumn, TextColumn
 
+from das.analysis.extra import analysis_package
 from das.analysis.projection import Projection, Schedule
 from das.analysis.recording import Recording
 from das.analysis.report import Compared, compare_report
 from das.analysis.simulate import simulate
-from das.commands.engine_options import check_engine, check_turns, engine_options
+from das.commands.engine_options import check_engine, check_log, engine_options
 from das.commands.log_input import LogInput, log_options
 from das.commands.parameter_types import Count, FilePath
 from das.commands.policy_option import latency_option, policy_named
 from das.commands.report_option import decoder, html_option, write_report
 from das.commands.terminal import print_table, progress_bar
+from das.file_errors import naming_file
 from das.latency import DEFAULT_LATENCY, LatencyModel
 
 _POLICIES = ("length-aware", "throughput", "price=0.15", "fixed=2", "fixed=4", "fixed=8", "unlimited")
@@ -124,8 +126,8 @@ def compare(
     try:
         with log.records() as records:
             rollouts = [record.rollout for record in records]
-        log.warn()
-        check_turns(engine, rollouts)
+        log.warn(tokenizer_is_used=html is not None)
+        check_log(engine, rollouts)
         with progress_bar("simulating", MofNCompleteColumn(), TextColumn("tokens")) as progress:
             for number, (text, shape, window_epochs) in enumerate(rows):
                 recording = None if html is None else Recording(rollouts)
@@ -251,11 +253,8 @@ def _counts(schedule: Schedule) -> tuple[str, ...]:
 
 
 def _pyplot() -> Any:
-    try:
-        from matplotlib import pyplot
-    except ImportError:
-        raise ImportError("--plot needs matplotlib: pip install 'das-drafter[analysis]'") from None
-    return pyplot
+    analysis_package("matplotlib", needed_for="--plot")
+    return analysis_package("matplotlib.pyplot", needed_for="--plot")
 
 
 def _check_plot(path: Path) -> None:
@@ -289,7 +288,8 @@ def _plot(compared: Sequence[_Compared], path: Path) -> None:
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     figure.tight_layout()
-    figure.savefig(path)
+    with naming_file(path):
+        figure.savefig(path)
     pyplot.close(figure)
 
 

@@ -98,7 +98,15 @@ def check_engine(engine: dict[str, Any], *, shapes: tuple[str, ...]) -> None:
         raise click.UsageError("--execution decoupled goes with --shape chain.")
 
 
-def check_turns(engine: dict[str, Any], rollouts: Sequence[Rollout]) -> None:
-    """Raise click.UsageError for a log that `--lag` does not go with."""
-    if engine["lag"] and any(batch.turn for batch in logged_batches(rollouts, group_size=engine["group_size"])):
+def check_log(engine: dict[str, Any], rollouts: Sequence[Rollout]) -> None:
+    """Raise click.UsageError for a log that `--lag` does not go with, or that has nothing to do for so many workers."""
+    batches = logged_batches(rollouts, group_size=engine["group_size"])
+    if engine["lag"] and any(batch.turn for batch in batches):
         raise click.UsageError("--lag 0 is what logs need in which the turns of a conversation are rows of their own.")
+    at_once = min(len(rollouts), (1 + engine["lag"]) * max((len(batch.rollouts) for batch in batches), default=1))
+    most = 2 * at_once if engine["execution"] == "fastest-of-n" else at_once  # a copy of each, too
+    if engine["num_workers"] > most:
+        raise click.UsageError(
+            f"--workers {engine['num_workers']}: at most {at_once} requests of this log run at once, so workers beyond "
+            f"{most} have nothing to do."
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -60,12 +61,24 @@ class LogInput:
 
     @contextmanager
     def records(self) -> Iterator[Iterator[LogRecord]]:
-        """Open the logs, with a progress bar."""
+        """Open the logs, with a progress bar; an error of a row tells the option that leaves such rows out."""
         with progress_bar("reading", DownloadColumn()) as progress:
-            yield self._noted(read_logs(self._logs, on_bad=self._add_bad, progress=progress, **self._options))
+            try:
+                yield self._noted(read_logs(self._logs, on_bad=self._add_bad, progress=progress, **self._options))
+            except LogError as error:
+                if error.is_skippable and not self._options["skip_bad"]:
+                    error.args = (f"{error} (--skip-bad leaves such rows out)",)
+                raise
 
-    def warn(self) -> None:
-        """Say which bad rows were left out."""
+    def warn(self, *, tokenizer_is_used: bool = False) -> None:
+        """Say which bad rows were left out, and that --tokenizer was of no use.
+
+        Args:
+            tokenizer_is_used: by the command itself, whatever the log holds.
+        """
+        formats = [FORMATS[name] for name in self._formats if name in FORMATS]
+        if self.tokenizer and self._formats and not tokenizer_is_used and not any(its.is_text for its in formats):
+            warnings.warn(f"--tokenizer {self.tokenizer} was not used: the log holds token ids", stacklevel=2)
         for message in self._first_bad:
             warnings.warn(f"skipped {message}", stacklevel=2)
         if self._num_bad > len(self._first_bad):
@@ -115,7 +128,7 @@ def log_options(command: _Command) -> _Command:
     def with_input(
         *, logs: Sequence[Path], tokenizer: Path | None, format_name: str | None, skip_bad: bool, **others: Any
     ) -> Any:
-        named_twice = [log for log, times in Counter(log.resolve() for log in logs).items() if times > 1]
+        named_twice = [log for log, times in Counter(os.path.realpath(log) for log in logs).items() if times > 1]
         if named_twice:
             raise click.BadParameter(f"{named_twice[0]} is named twice; it would count twice.", param_hint="LOG")
         return command(LogInput(logs, tokenizer=tokenizer, format=format_name, skip_bad=skip_bad), **others)

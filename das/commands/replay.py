@@ -164,7 +164,7 @@ def replay(
                 drafter=Drafter(history),
                 observer=recording,
             )
-        log.warn()
+        log.warn(tokenizer_is_used=html is not None)
         with progress_bar("replaying", MofNCompleteColumn(), TextColumn("tokens")) as progress:
             run.run(progress=progress)
     except KeyboardInterrupt:

@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 import click
 
 from das.analysis.logs import load_tokenizer
-from das.analysis.report import Decode, plotting_script
+from das.analysis.report import Decode
 from das.commands.parameter_types import FilePath
+from das.file_errors import naming_file
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -36,7 +37,8 @@ def decoder(tokenizer: Path | None) -> Decode | None:
 
 def write_report(path: Path, page: str) -> str:
     """Write a report, and return a sentence that says so."""
-    path.write_text(page, encoding="utf-8")
+    with naming_file(path):
+        path.write_text(page, encoding="utf-8")
     return f"Report: {path} ({path.stat().st_size / 1e6:.1f} MB), for a browser."
 
 
@@ -46,5 +48,4 @@ def _checked(path: Path | None) -> Path | None:
         return None
     if not path.parent.is_dir():
         raise click.BadParameter(f"{path.parent} is no directory.")
-    plotting_script()
     return path

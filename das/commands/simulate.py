@@ -10,7 +10,7 @@ from rich.progress import MofNCompleteColumn, TextColumn
 
 from das.analysis.projection import LEAST_GAIN, BatchFigures, Projection
 from das.analysis.simulate import simulate as project
-from das.commands.engine_options import check_engine, check_turns, engine_options
+from das.commands.engine_options import check_engine, check_log, engine_options
 from das.commands.log_input import LogInput, log_options
 from das.commands.parameter_types import Count
 from das.commands.policy_option import policy_of, policy_options
@@ -111,7 +111,7 @@ def simulate(
         with log.records() as records:
             rollouts = [record.rollout for record in records]
         log.warn()
-        check_turns(engine, rollouts)
+        check_log(engine, rollouts)
         with progress_bar("simulating", MofNCompleteColumn(), TextColumn("tokens")) as progress:
             projection = project(
                 rollouts,

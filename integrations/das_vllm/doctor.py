@@ -14,7 +14,7 @@ def checks() -> list[tuple[str, str, str]]:
     """Return (what, state, text): state is "ok", "off" or "wrong". Never raises, and imports no vLLM."""
     package = installed_package()
     if package is None:
-        return [("vLLM", "off", "not installed here; das drafts in vLLM 0.22 to 0.33: pip install 'das-drafter[vllm]'")]
+        return [("vLLM", "off", "not installed here; das drafts in vLLM 0.22 to 0.33: pip install 'vllm>=0.22,<0.34'")]
     return [("vLLM", "ok", f"{installed_version()}, in {package}"), *_seam(package), _plugin(), _settings()]
 
 

@@ -18,6 +18,16 @@ from das.cli import main
 EXAMPLE = Path(__file__).parents[2] / "examples" / "amc23_rollouts.jsonl.gz"
 SCREENSHOTS = Path(__file__).parents[2] / "out" / "report_screenshots"  # for people to look at
 DRAWN_WITHIN_S = 60  # all figures, on a crowded machine
+# Notes when each figure was drawn first, in ms since the page was asked for, and how high the page was before.
+WATCH = """
+window.drawnAtMs = {};
+new MutationObserver(() => {
+  for (const { dataset } of document.querySelectorAll("[data-plot]:has(.main-svg)")) {
+    drawnAtMs[dataset.plot] ??= performance.now();
+  }
+}).observe(document, { childList: true, subtree: true });
+addEventListener("load", () => { window.heightAtLoad = document.documentElement.scrollHeight; });
+"""
 
 
 class Browser:
@@ -26,13 +36,18 @@ class Browser:
     def __init__(self, driver: webdriver.Chrome) -> None:
         self.driver = driver
 
-    def open(self, page: Path, *, width: int = 1280, dark: bool = False) -> None:
+    def open(self, page: Path, *, width: int = 1280, dark: bool = False, anchor: str = "") -> None:
         """Open a page at a width, as a phone's where that is small, and wait until all is drawn."""
         self.cdp("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.cdp("Emulation.setEmulatedMedia", features=[scheme])
         self.requests(), self.messages()  # of pages before
-        self.driver.get(page.as_uri())
+        self.driver.get("about:blank")  # else an anchor would move within the page before
+        self.driver.get(page.as_uri() + anchor)
+        self.wait_for_figures()
+
+    def wait_for_figures(self) -> None:
+        """Wait until all figures are drawn."""
         self.wait_for("document.documentElement.dataset.drawn === 'all'")
 
     def js(self, script: str, *args: Any) -> Any:
@@ -82,6 +97,7 @@ def browser() -> Iterator[Browser]:
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     running = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    running.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": WATCH})
     yield Browser(running)
     running.quit()
 

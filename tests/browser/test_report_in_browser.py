@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import median
 
 import pytest
 from selenium.webdriver.common.keys import Keys
@@ -62,11 +63,42 @@ def test_colours_can_be_told_from_the_page(browser, reports: dict[str, Path], da
     assert min(browser.js(CONTRAST, lines)) >= 3.0
 
 
-def test_the_page_opens_before_the_figures_are_drawn(browser, reports: dict[str, Path]):
-    """Twice the bar of 2 s, as other work may share the machine."""
-    browser.open(reports["replay"])
-    loaded_ms = browser.js("return performance.getEntriesByType('navigation')[0].loadEventEnd")
-    assert 0 < loaded_ms < 4000
+def test_text_is_there_before_figures_and_both_soon(browser, reports: dict[str, Path]):
+    """Median of 5 openings, against twice the bar of 2 s, as other work may share the machine."""
+    texts_ms, firsts_ms = [], []
+    for _ in range(5):
+        browser.open(reports["replay"])
+        texts_ms.append(browser.js("return performance.getEntriesByName('first-contentful-paint')[0].startTime"))
+        firsts_ms.append(min(browser.js("return drawnAtMs").values()))
+    assert 0 < median(texts_ms) < median(firsts_ms) < 4000
+
+
+@pytest.mark.parametrize(("anchor", "first"), [("", "epochs"), ("#time", "running"), ("#prompts", "prompts")])
+def test_what_the_reader_sees_is_drawn_first(browser, reports: dict[str, Path], anchor: str, first: str):
+    browser.open(reports["replay"], anchor=anchor)
+    drawn_ms = browser.js("return drawnAtMs")
+    assert min(drawn_ms, key=drawn_ms.get) == first
+    assert len(drawn_ms) >= 10
+
+
+def test_there_is_room_for_figures_before_they_are_drawn(browser, reports: dict[str, Path]):
+    """On a phone, where long legends make some figures higher: what somebody reads must not move."""
+    browser.open(reports["compare"], width=390)
+    assert browser.js("return heightAtLoad") == browser.js("return document.documentElement.scrollHeight")
+
+
+def test_paper_that_does_not_wait_has_every_figure(browser, reports: dict[str, Path]):
+    early = {"source": "addEventListener('DOMContentLoaded', () => dispatchEvent(new Event('beforeprint')))"}
+    added = browser.cdp("Page.addScriptToEvaluateOnNewDocument", **early)["identifier"]
+    try:
+        browser.open(reports["replay"])
+    finally:
+        browser.cdp("Page.removeScriptToEvaluateOnNewDocument", identifier=added)
+    drawn_ms = browser.js(
+        "return [...Object.values(drawnAtMs), performance.timing.loadEventStart - performance.timing.navigationStart]"
+    )
+    assert len(drawn_ms) > 10
+    assert max(drawn_ms[:-1]) <= drawn_ms[-1]  # all of them before the page's own turn to draw came
 
 
 def test_the_theme_follows_the_reader(browser, reports: dict[str, Path]):
@@ -77,11 +109,13 @@ def test_the_theme_follows_the_reader(browser, reports: dict[str, Path]):
     button = browser.driver.find_element("id", "theme")
     assert button.text == "Dark"
     button.send_keys(Keys.ENTER)
+    browser.wait_for_figures()
     dark = browser.js(background), browser.js(line)
     assert button.text == "Light"
     assert light[0] != dark[0]
     assert light[1] != dark[1]
     button.send_keys(Keys.SPACE)
+    browser.wait_for_figures()
     assert (browser.js(background), browser.js(line)) == light
 
 
@@ -116,6 +150,7 @@ def test_it_prints(browser, reports: dict[str, Path]):
     printed = browser.cdp("Page.printToPDF", printBackground=True)["data"]
     assert len(printed) > 100_000
     browser.wait_for("document.documentElement.dataset.theme === undefined")  # dark again
+    browser.wait_for_figures()
 
 
 def test_without_scripts_the_numbers_are_there(browser, reports: dict[str, Path]):

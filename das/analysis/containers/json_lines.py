@@ -12,13 +12,14 @@ from typing import IO, cast
 
 from das.analysis.containers.numbered_rows import MAX_ROW_BYTES, NumberedRows
 from das.analysis.fields import BadRow, Row, shown
+from das.file_errors import naming_file
 
 _CUT_OFF = "its writer was stopped, or is still writing"
 
 
 def json_rows(file: Path, *, report: Callable[[int], None]) -> NumberedRows:
     """Yield line number and JSON object of each line that is not blank; `report` gets the bytes read so far."""
-    with open(file, "rb") as raw, _decompressed(raw, file) as lines:
+    with naming_file(file), open(file, "rb") as raw, _decompressed(raw, file) as lines:
         line = 0
         while True:
             line += 1
@@ -69,7 +70,7 @@ def _json_object(data: bytes) -> Row | BadRow:
     except (ValueError, RecursionError) as error:  # an integer of thousands of digits; thousands of brackets
         return BadRow(f"malformed JSON: {error}")
     if not isinstance(row, dict):
-        return BadRow(f"a row must be a JSON object, not a {type(row).__name__}: {shown(row)}")
+        return BadRow(f"a row must be a JSON object, not {type(row).__name__}: {shown(row)}")
     return row
 
 

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from das.analysis.recording import Recording
 from das.analysis.replay import ReplayResult
 from das.analysis.report import acceptance, headline, policies, prompts, times
-from das.analysis.report.page import page_of, plotting_script
+from das.analysis.report.page import page_of
 from das.analysis.report.parts import Report, Section
 from das.analysis.report.policies import Compared
 from das.analysis.report.token_view import Decode, token_view
 from das.latency import DEFAULT_LATENCY, LatencyModel
 
-__all__ = ["Compared", "Decode", "compare_report", "plotting_script", "replay_report"]
+__all__ = ["Compared", "Decode", "compare_report", "replay_report"]
 
 
 def replay_report(
@@ -41,7 +41,7 @@ def replay_report(
         the same text for the same arguments; texts of the log are escaped.
 
     Raises:
-        ImportError: plotly is not installed. ValueError: no request ended, so there is nothing to report.
+        ValueError: no request ended, so there is nothing to report.
 
     Complexity: O(tokens).
     """

@@ -34,11 +34,31 @@
     };
   }
 
-  function draw(name) {
-    const element = document.querySelector(`[data-plot="${name}"]`);
+  function loadLibrary() {
+    if (window.Plotly) return;
+    const script = document.createElement("script");
+    script.textContent = document.getElementById("plotting").textContent;
+    document.head.append(script);
+  }
+
+  const elementOf = (name) => document.querySelector(`[data-plot="${name}"]`);
+
+  function tracesOf(name) {
     const picker = document.querySelector(`select[data-figure="${name}"]`);
-    const { choices, layout } = plots[name];
-    const traces = choices[picker ? Number(picker.value) : 0].traces;
+    return plots[name].choices[picker ? Number(picker.value) : 0].traces;
+  }
+
+  // Where the page is narrow, legends have a line for each curve.
+  function makeRoom(name) {
+    const element = elementOf(name);
+    const numLines = element.clientWidth < 500 ? Math.max(0, tracesOf(name).length - 3) : 0;
+    element.style.minHeight = numLines ? `${19 + 1.3 * numLines}rem` : "";
+  }
+
+  function draw(name) {
+    loadLibrary();
+    const { layout } = plots[name];
+    const traces = tracesOf(name);
     const full = {
       ...layout,
       xaxis: axis(layout.xaxis),
@@ -58,15 +78,38 @@
     const config = {
       responsive: true, displaylogo: false, displayModeBar: !isTouch, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
     };
-    // Where the page is narrow, legends have a line for each curve.
-    const numLines = element.clientWidth < 500 ? Math.max(0, traces.length - 3) : 0;
-    element.style.minHeight = numLines ? `${19 + 1.3 * numLines}rem` : "";
-    Plotly.react(element, painted(traces), full, config);
+    makeRoom(name);
+    Plotly.react(elementOf(name), painted(traces), full, config);
+    due.delete(name);
   }
 
-  function drawAll() {
+  // Figures are drawn one at a time, so that the page answers in between: each time the one nearest to what is on the screen.
+  const names = Object.keys(plots);
+  const due = new Set();
+
+  function distance(name) {
+    const { top, bottom } = elementOf(name).getBoundingClientRect();
+    return Math.max(top - innerHeight, -bottom, 0);
+  }
+
+  function drawNext() {
+    const [nearest] = [...due].map((name) => ({ name, away: distance(name) })).sort((a, b) => a.away - b.away);
+    if (nearest) draw(nearest.name);
+    if (due.size) drawSoon();
+    else root.dataset.drawn = "all";
+  }
+
+  let waiting;
+  function drawSoon() {
+    clearTimeout(waiting);
+    waiting = setTimeout(drawNext, 0);
+  }
+
+  function drawAnew() {
     colours.clear();
-    if (root.dataset.drawn) Object.keys(plots).forEach(draw);
+    names.forEach((name) => due.add(name));
+    delete root.dataset.drawn;
+    drawSoon();
   }
 
   function showTheme() {
@@ -81,11 +124,11 @@
   button.addEventListener("click", () => {
     root.dataset.theme = showTheme() ? "light" : "dark";
     showTheme();
-    drawAll();
+    drawAnew();
   });
   prefersDark.addEventListener("change", () => {
     showTheme();
-    drawAll();
+    drawAnew();
   });
   document.querySelectorAll("select[data-figure]").forEach((picker) =>
     picker.addEventListener("change", () => draw(picker.dataset.figure)));
@@ -97,36 +140,22 @@
   document.querySelectorAll("input[data-shows]").forEach((box) =>
     box.addEventListener("change", () => document.body.classList.toggle(`shows-${box.dataset.shows}`, box.checked)));
 
-  // Paper is white; and what print hides on the screen, closed tables, is what paper can show.
+  // Paper is white, and it does not wait: what is not drawn by then is missing on it.
   let before;
   addEventListener("beforeprint", () => {
     before = root.dataset.theme;
     root.dataset.theme = "light";
-    drawAll();
+    colours.clear();
+    names.forEach(draw);
   });
   addEventListener("afterprint", () => {
     if (before) root.dataset.theme = before;
     else delete root.dataset.theme;
-    drawAll();
+    drawAnew();
   });
 
-  // The library takes the longest, so the page is there before it starts; then one plot after the other.
-  const names = Object.keys(plots);
-  function drawNext() {
-    const name = names.shift();
-    if (name === undefined) {
-      root.dataset.drawn = "all";
-      return;
-    }
-    draw(name);
-    setTimeout(drawNext, 0);
-  }
-  function start() {
-    const script = document.createElement("script");
-    script.textContent = document.getElementById("plotting").textContent;
-    document.head.append(script);
-    drawNext();
-  }
+  // The library takes the longest, so the text is there, with room for the figures, before it starts.
   showTheme();
-  addEventListener("load", () => setTimeout(start, 0));
+  names.forEach(makeRoom);
+  addEventListener("load", drawAnew);
 })();
