@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
 from das.rollout import check_int
 from das_ray.exchange import ServiceError
@@ -103,6 +103,9 @@ def stop_history(name: str, *, namespace: str = "das") -> int:
 class RayShards:
     """The shards of a running service, as a worker calls them.
 
+    A shard that has died for good, as all do when their service is stopped, is looked for by its name at the next call:
+    a service that was started again is another set of actors.
+
     Args:
         name, namespace: of the service.
         address: of the cluster, if this process is part of none yet; None: as Ray finds it.
@@ -112,26 +115,29 @@ class RayShards:
     """
 
     def __init__(self, name: str, *, namespace: str = "das", address: str | None = None) -> None:
-        self._name = name
+        self._name, self._namespace = name, namespace
+        self._actors: dict[int, Any] = {}  # those that are there, by shard
         try:
             if not ray.is_initialized():
                 ray.init(address=address or "auto", namespace=namespace, log_to_driver=False, logging_level="ERROR")
-            first = ray.get_actor(_actor_name(name, 0), namespace=namespace)
-            answer = ray.get(first.describe.remote(), timeout=_CONNECT_TIMEOUT_S)
-            self.num_shards = count_in(read_note(answer, "shard", "shard"), "num_shards", "shard")
-            others = [
-                ray.get_actor(_actor_name(name, index), namespace=namespace) for index in range(1, self.num_shards)
-            ]
         except (ConnectionError, RuntimeError, ValueError, RayError) as error:
+            raise ServiceError(f"there is no Ray cluster to join: {_reason(error)}") from error
+        try:
+            self.num_shards = self._ask_num_shards(self._find(0))
+            self._actors |= {shard: self._find(shard) for shard in range(self.num_shards)}
+        except (ValueError, RayError) as error:
             raise ServiceError(f"there is no service {name!r} in namespace {namespace!r}: {_reason(error)}") from error
-        self._actors = [first, *others]
 
     def call(self, calls: Mapping[int, tuple[str, tuple[bytes, ...]]]) -> dict[int, bytes | Exception]:
         """Call a method of each of these shards, all at once; see das_ray.exchange.Shards."""
-        answers = {
-            shard: getattr(self._actors[shard], method).remote(*arguments)
-            for shard, (method, arguments) in calls.items()
-        }
+        answers: dict[int, Any] = {}
+        for shard, (method, arguments) in calls.items():
+            try:
+                if shard not in self._actors:
+                    self._actors[shard] = self._found_again(shard)
+                answers[shard] = getattr(self._actors[shard], method).remote(*arguments)
+            except (ServiceError, ValueError, RayError) as error:
+                answers[shard] = ServiceError(f"shard {shard} of {self._name} is not there: {_reason(error)}")
         return {shard: self._answer(shard, answer) for shard, answer in answers.items()}
 
     def statistics(self) -> list[dict[str, Any]]:
@@ -143,14 +149,32 @@ class RayShards:
             found.append(read_note(answer, "statistics", "statistics").values)
         return found
 
+    def _find(self, shard: int) -> Any:
+        return ray.get_actor(_actor_name(self._name, shard), namespace=self._namespace)
+
+    def _found_again(self, shard: int) -> Any:
+        actor = self._find(shard)
+        num_shards = self._ask_num_shards(actor)
+        if num_shards != self.num_shards:
+            raise ServiceError(f"it runs with {num_shards} shards now, not with {self.num_shards} as before")
+        return actor
+
+    def _ask_num_shards(self, actor: Any) -> int:
+        answer = ray.get(actor.describe.remote(), timeout=_CONNECT_TIMEOUT_S)
+        return count_in(read_note(answer, "shard", "shard"), "num_shards", "shard")
+
     def _answer(self, shard: int, answer: Any) -> bytes | Exception:
+        if isinstance(answer, ServiceError):
+            return answer
         try:
             found = ray.get(answer, timeout=CALL_TIMEOUT_S)
         except RayTaskError as error:
             if isinstance(error.cause, MessageError):
                 return MessageError(str(error.cause))
             return ServiceError(f"shard {shard} of {self._name} failed: {error.cause!r}")
-        except (GetTimeoutError, RayActorError, RayError) as error:
+        except RayError as error:
+            if isinstance(error, ActorDiedError):
+                self._actors.pop(shard, None)
             return ServiceError(f"shard {shard} of {self._name} does not answer: {_reason(error)}")
         return found if isinstance(found, bytes) else MessageError(f"shard {shard} answers {type(found).__name__}")
 

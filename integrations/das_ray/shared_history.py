@@ -141,8 +141,8 @@ class SharedHistory:
         }
         if self._exchange is not None:
             exchange = self._exchange
-            if exchange.fault is not None and self.fault is None:
-                values["state"] = f"alone: {exchange.fault}"
+            if exchange.why_alone is not None and self.fault is None:
+                values["state"] = f"alone: {exchange.why_alone}"
             values |= self._outbox.statistics() | {name: exchange.counts[name] for name in _EXCHANGED}
             values["exchange_cpu_s"] = exchange.cpu_s
             lags = list(exchange.publish_lags_s)
