@@ -40,9 +40,8 @@ class _Host:
         )
         self.address = context.address_info["gcs_address"]
         self._directory = directory
-        self._actors = {}
+        self._actor = self._worker = None
         self.start()
-        self._worker = None
 
     def start(self):
         from das_ray.service import start_history
@@ -78,24 +77,28 @@ class _Host:
         from history_shards import settle
 
         worker = self._as_worker()
-        worker.shared.announce([das.prompt_key(prompt) for prompt in prompts])
-        settle(
-            worker,
-            until=lambda: sum(len(worker.responses(prompt)) for prompt in prompts) >= num_rollouts,
-            timeout_s=60.0,
-        )
+
+        def knows_them():
+            worker.shared.announce([das.prompt_key(prompt) for prompt in prompts])
+            return sum(len(worker.responses(prompt)) for prompt in prompts) >= num_rollouts
+
+        settle(worker, until=knows_them, timeout_s=60.0)
         return [sorted(worker.responses(prompt)) for prompt in prompts]
 
-    def make_actor(self, name, actor_class, *arguments):
-        """An actor of the cluster, made of an importable class."""
+    def make_actor(self, actor_class, *arguments):
+        """Make an actor of the cluster, of an importable class."""
         import ray
 
-        self._actors[name] = ray.remote(num_cpus=1)(actor_class).remote(*arguments)
+        self._actor = ray.remote(num_cpus=1)(actor_class).remote(*arguments)
 
-    def ask_actor(self, name, method, *arguments):
+    def ask_actor(self, method, *arguments):
         import ray
 
-        return ray.get(getattr(self._actors[name], method).remote(*arguments), timeout=ANSWER_TIMEOUT_S)
+        return ray.get(getattr(self._actor, method).remote(*arguments), timeout=ANSWER_TIMEOUT_S)
+
+    def call(self, function, *arguments):
+        """Call an importable function in this process, which has joined the cluster."""
+        return function(*arguments)
 
     def close(self):
         import ray

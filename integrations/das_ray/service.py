@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,10 @@ from das_ray.shard import HistoryShard
 
 CALL_TIMEOUT_S = 30.0  # a snapshot of a large shard takes seconds
 _CONNECT_TIMEOUT_S = 10.0
+
+# Ray ends a process that has joined a cluster when that does not answer for so long, a minute if nothing is said. An
+# engine that joined it for its history only has to go on.
+_OUTLIVE_THE_CLUSTER = ("RAY_gcs_rpc_server_reconnect_timeout_s", str(10 * 365 * 24 * 3600))
 
 
 def start_history(
@@ -119,6 +124,7 @@ class RayShards:
         self._actors: dict[int, Any] = {}  # those that are there, by shard
         try:
             if not ray.is_initialized():
+                os.environ.setdefault(*_OUTLIVE_THE_CLUSTER)
                 ray.init(address=address or "auto", namespace=namespace, log_to_driver=False, logging_level="ERROR")
         except (ConnectionError, RuntimeError, ValueError, RayError) as error:
             raise ServiceError(f"there is no Ray cluster to join: {_reason(error)}") from error

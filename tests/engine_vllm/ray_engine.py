@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from engine_runs import Case, counters, engine, set_environment, since
+from history_service import wait_until
 
 from bench.bench_vllm import repair_sampling_on_cpu
 
@@ -48,3 +49,13 @@ class SharingEngine:
 
     def close(self) -> None:
         self._open.close()
+
+
+def state_of_new_engine(model: str, das: Mapping[str, Any]) -> str:
+    """Start an engine, and return what it says of the service when it has something to say."""
+    made = SharingEngine(model, das)
+    try:
+        wait_until(lambda: "yet" not in made.statistics()["das_shared_state"])
+        return str(made.statistics()["das_shared_state"])
+    finally:
+        made.close()
