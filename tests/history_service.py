@@ -3,14 +3,16 @@
 The process that runs the tests is no part of the cluster. Its engines join as users' do, by the environment.
 """
 
-import multiprocessing
 import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Client, Listener
 from pathlib import Path
 
 import das
@@ -19,6 +21,7 @@ TESTS = Path(__file__).parent
 NAME = "engines"
 NUM_SHARDS = 2
 ANSWER_TIMEOUT_S = 180.0
+_PATHS = [str(TESTS.parent), str(TESTS.parent / "integrations"), str(TESTS), str(TESTS / "engine_vllm")]
 
 
 class _Host:
@@ -27,7 +30,6 @@ class _Host:
     def __init__(self, temporary, directory):
         import ray
 
-        paths = [str(TESTS.parent / "integrations"), str(TESTS), str(TESTS.parent), str(TESTS / "engine_vllm")]
         context = ray.init(
             num_cpus=2,
             include_dashboard=False,
@@ -35,7 +37,6 @@ class _Host:
             object_store_memory=100_000_000,
             logging_level="ERROR",
             namespace="das",
-            runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(paths)}},
             _temp_dir=temporary,
         )
         self.address = context.address_info["gcs_address"]
@@ -96,10 +97,6 @@ class _Host:
 
         return ray.get(getattr(self._actor, method).remote(*arguments), timeout=ANSWER_TIMEOUT_S)
 
-    def call(self, function, *arguments):
-        """Call an importable function in this process, which has joined the cluster."""
-        return function(*arguments)
-
     def close(self):
         import ray
 
@@ -118,24 +115,27 @@ class _Host:
         return self._worker
 
 
-def _serve(connection, temporary, directory):
+def _serve(socket, temporary, directory):
     host = None
-    try:
-        host = _Host(temporary, directory)
-        connection.send((True, host.address))
-        while True:
-            method, arguments = connection.recv()
-            if method == "close":
-                break
-            try:
-                connection.send((True, getattr(host, method)(*arguments)))
-            except Exception as error:
-                connection.send((False, f"{type(error).__name__}: {error}"))
-    except Exception as error:
-        connection.send((False, f"{type(error).__name__}: {error}"))
-    finally:
-        if host is not None:
-            host.close()
+    with Client(socket) as connection:
+        try:
+            host = _Host(temporary, directory)
+            connection.send((True, host.address))
+            while True:
+                method, arguments = connection.recv()
+                if method == "close":
+                    break
+                try:
+                    connection.send((True, getattr(host, method)(*arguments)))
+                except Exception as error:
+                    connection.send((False, f"{type(error).__name__}: {error}"))
+        except EOFError:
+            pass  # the tests have ended
+        except Exception as error:
+            connection.send((False, f"{type(error).__name__}: {error}"))
+        finally:
+            if host is not None:
+                host.close()
 
 
 class HistoryService:
@@ -160,22 +160,24 @@ class HistoryService:
 def history_service(directory):
     """Start it; engines that start meanwhile find its cluster by RAY_ADDRESS."""
     temporary = tempfile.mkdtemp(prefix="das", dir="/tmp")  # short: Ray makes sockets below it
-    here, there = multiprocessing.get_context("spawn").Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=_serve, args=(there, temporary, str(directory)))
-    process.start()
-    there.close()
     before = dict(os.environ)
+    environment = before | {"PYTHONPATH": os.pathsep.join([*_PATHS, before.get("PYTHONPATH", "")])}
+    with Listener(f"{temporary}/tests") as listener:
+        subprocess.run(
+            [sys.executable, __file__, listener.address, temporary, str(directory)], env=environment, check=True
+        )
+        connection = listener.accept()
     try:
-        service = HistoryService(here)
-        # Ray 2.60 and later: a cluster made by ray.init() asks for a token, of those who join by an address too.
+        service = HistoryService(connection)
+        # A cluster that ray.init() makes asks for a token since Ray 2.60, and who joins by an address has to say so.
         os.environ |= {"RAY_ADDRESS": service.address, "RAY_AUTH_MODE": "token"}
         yield service
     finally:
         os.environ.clear()
         os.environ |= before
-        here.send(("close", ()))
-        process.join(60)
-        process.kill()
+        with connection, suppress(EOFError):
+            connection.send(("close", ()))
+            connection.poll(60.0)
         shutil.rmtree(temporary, ignore_errors=True)
 
 
@@ -196,3 +198,8 @@ def wait_until(condition, *, timeout_s=60.0, what=""):
     while not condition():
         assert time.monotonic() < end_s, what or "it takes too long"
         time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    if os.fork() == 0:  # no child of the tests' process: SGLang ends all of those when an engine of it ends
+        _serve(*sys.argv[1:])

@@ -38,9 +38,9 @@ def service(expected, tmp_path_factory):
 def engines(request, service):
     """Two of them, at once."""
     model = trained_model(request.config.cache)
-    with engine(model, settings=SHARED, speculative_algorithm="DAS") as first:
-        with engine(model, settings=SHARED, speculative_algorithm="DAS") as second:
-            yield first, second
+    das_on = {"settings": SHARED, "speculative_algorithm": "DAS"}
+    with engine(model, **das_on) as first, engine(model, **das_on) as second:
+        yield first, second
 
 
 def shared(running):

@@ -1,4 +1,4 @@
-"""An engine that shares its history: in processes beside this one, or made by an actor of Ray, as trainers make them."""
+"""An engine in processes of its own, that shares its history: of this process, or of an actor of Ray, as trainers'."""
 
 import os
 from collections.abc import Mapping
@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from engine_runs import Case, counters, engine, set_environment, since
-from history_service import wait_until
 
 from bench.bench_vllm import repair_sampling_on_cpu
 
@@ -49,13 +48,3 @@ class SharingEngine:
 
     def close(self) -> None:
         self._open.close()
-
-
-def state_of_new_engine(model: str, das: Mapping[str, Any]) -> str:
-    """Start an engine, and return what it says of the service when it has something to say."""
-    made = SharingEngine(model, das)
-    try:
-        wait_until(lambda: "yet" not in made.statistics()["das_shared_state"])
-        return str(made.statistics()["das_shared_state"])
-    finally:
-        made.close()
