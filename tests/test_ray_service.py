@@ -257,21 +257,27 @@ def test_a_service_that_was_stopped_and_started_again_is_found_again(ray, servic
     from das_ray.service import RayShards, start_history, stop_history
 
     worker = Worker(lambda: RayShards(name))
-    state = lambda: worker.shared.statistics()["state"]  # noqa: E731
+
+    def state():
+        return worker.shared.statistics()["state"]
+
+    def settle_until(condition):
+        settle(worker, until=condition, timeout_s=60)
+
     worker.history.add(rollout(TEXT, 0, request_id="before"))
-    settle(worker, until=lambda: state() == "sharing")
+    settle_until(lambda: state() == "sharing")
     assert stop_history(name) == 2
     worker.history.add(rollout([7, *TEXT], 0, request_id="meanwhile"))
-    settle(worker, until=lambda: state().startswith("alone: shard"))
+    settle_until(lambda: state().startswith("alone: shard"))
     start_history(name, directory=tmp_path, num_shards=2)
-    settle(worker, until=lambda: state() == "sharing")
-    settle(worker, until=lambda: worker.shared.statistics()["num_published_rollouts"] == 2)
+    settle_until(lambda: state() == "sharing")
+    settle_until(lambda: worker.shared.statistics()["num_published_rollouts"] == 2)
     found = pulled(RayShards(name), [das.prompt_key([1, 2, 3])])
     assert sorted(stored.request_id for stored in found) == ["before", "meanwhile"]
     stop_history(name)
     start_history(name, directory=tmp_path / "other", num_shards=3)
     worker.history.add(rollout([8, *TEXT], 0, request_id="after"))
-    settle(worker, until=lambda: "it runs with 3 shards now, not with 2 as before" in state())
+    settle_until(lambda: "it runs with 3 shards now, not with 2 as before" in state())
     assert RayShards(name).statistics()[0]["num_shards"] == 3
     worker.shared.close()
 
