@@ -106,10 +106,12 @@ def test_two_engines_that_run_the_same_prompt_tell_each_other_as_they_go(engines
         asked = [one.async_generate(input_ids=prompts, sampling_params=GREEDY) for one in engines]
         return await asyncio.gather(*asked)
 
-    loop = engines[0].loop
-    for answers in loop.run_until_complete(run()):
-        assert tokens_of(answers) == answers_to(prompts, expected)
-    assert max(shared(one)["num_installed_pieces"] for one in engines) > 0
+    for _ in range(5):  # one may be done before the other has begun
+        for answers in engines[0].loop.run_until_complete(run()):
+            assert tokens_of(answers) == answers_to(prompts, expected)
+        if max(shared(one)["num_installed_pieces"] for one in engines) > 0:
+            return
+    raise AssertionError("no piece has come")
 
 
 def test_an_engine_outlives_the_service_and_shares_again_when_it_returns(service, engines, expected):

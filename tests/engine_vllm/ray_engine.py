@@ -29,6 +29,9 @@ class SharingEngine:
     def prepare(self, prompts: list[list[int]]) -> None:
         self.llm.collective_rpc("das_prepare", args=(prompts,))
 
+    def set_policy(self, policy: str) -> None:
+        self.llm.collective_rpc("das_set_policy", args=(policy,))
+
     def statistics(self) -> dict[str, Any]:
         (found,) = self.llm.collective_rpc("das_statistics")
         return dict(found)
