@@ -35,7 +35,7 @@ test: .venv/.das-test
 test-ray: $(RAY)/.das
 	$(RAY)/bin/python -m pytest -q -m 'ray and not slow' tests/test_ray_service.py $(ARGS)
 
-test-vllm: $(VLLM)/.das
+test-vllm: $(VLLM)/.das-ray
 	$(VLLM)/bin/python -m pytest -q -m vllm tests/engine_vllm $(ARGS)
 
 # One thread, as below. There is no hub to ask: the model is in the repository.
@@ -63,7 +63,7 @@ mutations: .venv/.das-dev
 	.venv/bin/python -u tests/mutations/run.py $(ARGS)
 
 # One thread, as threads that wait for each other on busy cores are ten times slower.
-sglang: $(SGLANG)/.das
+sglang: $(SGLANG)/.das-ray
 	SGLANG_USE_CPU_ENGINE=1 OMP_NUM_THREADS=1 PYTHONPATH=tests/sglang_stand_ins PATH="$(CURDIR)/$(SGLANG)/bin:$$PATH" \
 		$(SGLANG)/bin/python -m pytest -q -m 'sglang and not slow' -W ignore tests/test_sglang_*.py $(ARGS)
 
@@ -77,7 +77,7 @@ bench: $(PEERS)/.das
 	PATH="$(CURDIR)/$(PEERS)/bin:$$PATH" sh bench/run.sh $(ARGS)
 
 clean:
-	rm -rf build dist *.egg-info das/*.c das/*.so .venv/.das* $(PEERS)/.das $(RAY)/.das $(VLLM)/.das $(SGLANG)/.das $(TRAINERS)/.das
+	rm -rf build dist *.egg-info das/*.c das/*.so .venv/.das* $(PEERS)/.das $(RAY)/.das $(VLLM)/.das* $(SGLANG)/.das* $(TRAINERS)/.das
 	rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find das integrations tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -115,6 +115,11 @@ $(VLLM)/.das: $(VLLM)/.vllm $(NATIVE)
 	$(VLLM)/bin/pip install --quiet --no-deps --editable .
 	@touch $@
 
+# For the history service. Ray moves none of the engine's packages, here or with SGLang.
+$(VLLM)/.das-ray: $(VLLM)/.das
+	$(VLLM)/bin/pip install --quiet 'das-drafter[ray]'
+	@touch $@
+
 # verl and OpenRLHF pin engines that need a GPU: without them, and with what those of their modules import that hooks meet.
 $(TRAINERS)/.trainers:
 	$(PYTHON) -m venv $(TRAINERS)
@@ -134,6 +139,10 @@ $(SGLANG)/.sglang: tests/sglang_stand_ins/install.sh
 
 $(SGLANG)/.das: $(SGLANG)/.sglang $(NATIVE)
 	$(SGLANG)/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(SGLANG)/.das-ray: $(SGLANG)/.das
+	$(SGLANG)/bin/python -m pip install --quiet 'das-drafter[ray]'
 	@touch $@
 
 $(PEERS)/.peers: bench/peers/install.sh bench/peers/requirements.txt bench/peers/sglang_ngram.cc

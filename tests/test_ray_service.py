@@ -250,6 +250,38 @@ def test_an_engine_that_starts_before_the_service_finds_it_later(ray, service, m
     worker.shared.close()
 
 
+def test_a_service_that_was_stopped_and_started_again_is_found_again(ray, service, tmp_path, monkeypatch):
+    """Its actors are others; those that a worker knew are dead for good."""
+    monkeypatch.setattr("das_ray.exchange.RETRY_S", 0.2)
+    name, _ = service()
+    from das_ray.service import RayShards, start_history, stop_history
+
+    worker = Worker(lambda: RayShards(name))
+
+    def state():
+        return worker.shared.statistics()["state"]
+
+    def settle_until(condition):
+        settle(worker, until=condition, timeout_s=60)
+
+    worker.history.add(rollout(TEXT, 0, request_id="before"))
+    settle_until(lambda: state() == "sharing")
+    assert stop_history(name) == 2
+    worker.history.add(rollout([7, *TEXT], 0, request_id="meanwhile"))
+    settle_until(lambda: state().startswith("alone: shard"))
+    start_history(name, directory=tmp_path, num_shards=2)
+    settle_until(lambda: state() == "sharing")
+    settle_until(lambda: worker.shared.statistics()["num_published_rollouts"] == 2)
+    found = pulled(RayShards(name), [das.prompt_key([1, 2, 3])])
+    assert sorted(stored.request_id for stored in found) == ["before", "meanwhile"]
+    stop_history(name)
+    start_history(name, directory=tmp_path / "other", num_shards=3)
+    worker.history.add(rollout([8, *TEXT], 0, request_id="after"))
+    settle_until(lambda: "it runs with 3 shards now, not with 2 as before" in state())
+    assert RayShards(name).statistics()[0]["num_shards"] == 3
+    worker.shared.close()
+
+
 OUTSIDER = """
 import sys, time, das
 from das_ray import SharedHistory, SharedHistorySettings
@@ -277,6 +309,72 @@ def test_an_engine_outside_of_the_cluster_joins_it_by_its_address(ray, service):
         capture_output=True, text=True, timeout=150, env=os.environ | {"PYTHONPATH": paths}, check=False,
     )  # fmt: skip
     assert done.stdout.split() == ["sharing", "1"], done.stdout + done.stderr[-2000:]
+
+
+OUTLIVES = """
+import os, sys, time, das, ray
+from das_ray import SharedHistory, SharedHistorySettings
+from das_ray.service import start_history
+
+if sys.argv[1] == "cluster":
+    cluster = ray.init(num_cpus=1, include_dashboard=False, object_store_memory=100_000_000, namespace="das")
+    start_history("short", directory=sys.argv[2])
+    print(cluster.address_info["gcs_address"], flush=True)
+    sys.stdin.read()
+else:
+    drafter = das.Drafter(das.RolloutHistory())
+    settings = SharedHistorySettings(service="ray:short", address=sys.argv[2])
+    shared = SharedHistory(settings, drafter=drafter, policy=das.NoDraft)
+    while shared.statistics()["state"] != "sharing":
+        time.sleep(0.05)
+    print("joined", flush=True)
+    sys.stdin.read()
+    end_s = time.monotonic() + 90  # Ray ends its processes after 60
+    while time.monotonic() < end_s:
+        drafter.history.add(das.Rollout(prompt_token_ids=[1], response_token_ids=[2], training_step=0))
+        shared.between_steps()
+        time.sleep(0.1)
+    print(shared.statistics()["state"], flush=True)
+    os._exit(0)
+"""
+
+
+@pytest.mark.slow
+def test_an_engine_outside_of_the_cluster_outlives_it(tmp_path):
+    paths = os.pathsep.join([str(TESTS.parent), str(TESTS.parent / "integrations")])
+    environment = os.environ | {"PYTHONPATH": paths, "RAY_AUTH_MODE": "token"}
+
+    def process(*arguments):
+        return subprocess.Popen(
+            [sys.executable, "-c", OUTLIVES, *arguments],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
+        )  # fmt: skip
+
+    with process("cluster", str(tmp_path)) as cluster, process("engine", cluster.stdout.readline().strip()) as engine:
+        assert engine.stdout.readline() == "joined\n"
+        cluster.communicate(timeout=60)
+        found, _ = engine.communicate(timeout=150)
+    assert found.startswith("alone: shard 0 of short does not answer")
+    assert engine.returncode == 0
+
+
+def test_a_process_forked_from_one_that_uses_ray_says_so(ray):
+    from das_ray import SharedHistorySettings
+    from das_ray.shared_history import _connect_to_ray
+
+    reader, writer = os.pipe()
+    process = os.fork()
+    if process == 0:
+        try:
+            _connect_to_ray(SharedHistorySettings(service="ray:any"))
+        except ServiceError as error:
+            os.write(writer, str(error).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(process, 0)
+    assert b"this process was forked from one that uses Ray" in os.read(reader, 1000)
+    for end in (reader, writer):
+        os.close(end)
 
 
 def test_a_shard_refuses_strangers_bytes_and_goes_on(ray, service):

@@ -77,6 +77,7 @@ class Exchange:
         self.publish_lags_s: deque[float] = deque(maxlen=_MAX_LAGS)  # from the end of a rollout to its acknowledgement
         self.cpu_s = 0.0  # that the thread has used
         self.fault: str | None = None  # why the service is not there; None: it is, or was not asked yet
+        self._has_answered = False  # the service, at any time
         self._worker, self._name = worker, name
         self._outbox = outbox
         self._connect = connect
@@ -111,6 +112,11 @@ class Exchange:
         self._is_closed = True
         self._wake.set()
         self._thread.join(timeout_s)
+
+    @property
+    def why_alone(self) -> str | None:
+        """Why nothing goes to or comes from the service now; None: it does."""
+        return self.fault or (None if self._has_answered else "the service has not answered yet")
 
     def watch(self, prompt_keys: frozenset[int]) -> None:
         """These prompts run now: look for what is new of them in every interval."""
@@ -210,6 +216,7 @@ class Exchange:
         if self.fault is not None:
             logger.warning("das: the shared history %s is there again", self._name)
         self.fault = None
+        self._has_answered = True
 
     def _round(self, shards: Shards) -> None:
         answered = self._publish(shards)

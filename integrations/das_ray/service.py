@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
 from das.rollout import check_int
 from das_ray.exchange import ServiceError
@@ -16,6 +17,10 @@ from das_ray.shard import HistoryShard
 
 CALL_TIMEOUT_S = 30.0  # a snapshot of a large shard takes seconds
 _CONNECT_TIMEOUT_S = 10.0
+
+# Ray ends a process that has joined a cluster when that does not answer for so long, a minute if nothing is said. An
+# engine that joined it for its history only has to go on.
+_OUTLIVE_THE_CLUSTER = ("RAY_gcs_rpc_server_reconnect_timeout_s", str(10 * 365 * 24 * 3600))
 
 
 def start_history(
@@ -103,6 +108,9 @@ def stop_history(name: str, *, namespace: str = "das") -> int:
 class RayShards:
     """The shards of a running service, as a worker calls them.
 
+    A shard that has died for good, as all do when their service is stopped, is looked for by its name at the next call:
+    a service that was started again is another set of actors.
+
     Args:
         name, namespace: of the service.
         address: of the cluster, if this process is part of none yet; None: as Ray finds it.
@@ -112,26 +120,30 @@ class RayShards:
     """
 
     def __init__(self, name: str, *, namespace: str = "das", address: str | None = None) -> None:
-        self._name = name
+        self._name, self._namespace = name, namespace
+        self._actors: dict[int, Any] = {}  # those that are there, by shard
         try:
             if not ray.is_initialized():
+                os.environ.setdefault(*_OUTLIVE_THE_CLUSTER)
                 ray.init(address=address or "auto", namespace=namespace, log_to_driver=False, logging_level="ERROR")
-            first = ray.get_actor(_actor_name(name, 0), namespace=namespace)
-            answer = ray.get(first.describe.remote(), timeout=_CONNECT_TIMEOUT_S)
-            self.num_shards = count_in(read_note(answer, "shard", "shard"), "num_shards", "shard")
-            others = [
-                ray.get_actor(_actor_name(name, index), namespace=namespace) for index in range(1, self.num_shards)
-            ]
         except (ConnectionError, RuntimeError, ValueError, RayError) as error:
+            raise ServiceError(f"there is no Ray cluster to join: {_reason(error)}") from error
+        try:
+            self.num_shards = self._ask_num_shards(self._find(0))
+            self._actors |= {shard: self._find(shard) for shard in range(self.num_shards)}
+        except (ValueError, RayError) as error:
             raise ServiceError(f"there is no service {name!r} in namespace {namespace!r}: {_reason(error)}") from error
-        self._actors = [first, *others]
 
     def call(self, calls: Mapping[int, tuple[str, tuple[bytes, ...]]]) -> dict[int, bytes | Exception]:
         """Call a method of each of these shards, all at once; see das_ray.exchange.Shards."""
-        answers = {
-            shard: getattr(self._actors[shard], method).remote(*arguments)
-            for shard, (method, arguments) in calls.items()
-        }
+        answers: dict[int, Any] = {}
+        for shard, (method, arguments) in calls.items():
+            try:
+                if shard not in self._actors:
+                    self._actors[shard] = self._found_again(shard)
+                answers[shard] = getattr(self._actors[shard], method).remote(*arguments)
+            except (ServiceError, ValueError, RayError) as error:
+                answers[shard] = ServiceError(f"shard {shard} of {self._name} is not there: {_reason(error)}")
         return {shard: self._answer(shard, answer) for shard, answer in answers.items()}
 
     def statistics(self) -> list[dict[str, Any]]:
@@ -143,14 +155,32 @@ class RayShards:
             found.append(read_note(answer, "statistics", "statistics").values)
         return found
 
+    def _find(self, shard: int) -> Any:
+        return ray.get_actor(_actor_name(self._name, shard), namespace=self._namespace)
+
+    def _found_again(self, shard: int) -> Any:
+        actor = self._find(shard)
+        num_shards = self._ask_num_shards(actor)
+        if num_shards != self.num_shards:
+            raise ServiceError(f"it runs with {num_shards} shards now, not with {self.num_shards} as before")
+        return actor
+
+    def _ask_num_shards(self, actor: Any) -> int:
+        answer = ray.get(actor.describe.remote(), timeout=_CONNECT_TIMEOUT_S)
+        return count_in(read_note(answer, "shard", "shard"), "num_shards", "shard")
+
     def _answer(self, shard: int, answer: Any) -> bytes | Exception:
+        if isinstance(answer, ServiceError):
+            return answer
         try:
             found = ray.get(answer, timeout=CALL_TIMEOUT_S)
         except RayTaskError as error:
             if isinstance(error.cause, MessageError):
                 return MessageError(str(error.cause))
             return ServiceError(f"shard {shard} of {self._name} failed: {error.cause!r}")
-        except (GetTimeoutError, RayActorError, RayError) as error:
+        except RayError as error:
+            if isinstance(error, ActorDiedError):
+                self._actors.pop(shard, None)
             return ServiceError(f"shard {shard} of {self._name} does not answer: {_reason(error)}")
         return found if isinstance(found, bytes) else MessageError(f"shard {shard} answers {type(found).__name__}")
 

@@ -6,6 +6,7 @@ import logging
 import os
 import secrets
 import socket
+import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
@@ -15,7 +16,7 @@ import numpy as np
 import das
 from das.rollout import Rollout
 from das_ray.delta import Delta
-from das_ray.exchange import Exchange, Shards
+from das_ray.exchange import Exchange, ServiceError, Shards
 from das_ray.installer import Installer
 from das_ray.learned import Learned
 from das_ray.messages import Piece, piece_name
@@ -141,8 +142,8 @@ class SharedHistory:
         }
         if self._exchange is not None:
             exchange = self._exchange
-            if exchange.fault is not None and self.fault is None:
-                values["state"] = f"alone: {exchange.fault}"
+            if exchange.why_alone is not None and self.fault is None:
+                values["state"] = f"alone: {exchange.why_alone}"
             values |= self._outbox.statistics() | {name: exchange.counts[name] for name in _EXCHANGED}
             values["exchange_cpu_s"] = exchange.cpu_s
             lags = list(exchange.publish_lags_s)
@@ -240,7 +241,25 @@ _EXCHANGED = (
 )
 
 
+_is_forked_beside_ray = False
+
+
+def _note_fork() -> None:
+    """A process that is forked from one that has joined a cluster seems to have joined it, too, and waits for ever."""
+    global _is_forked_beside_ray
+    is_initialized = getattr(sys.modules.get("ray"), "is_initialized", None)
+    _is_forked_beside_ray = _is_forked_beside_ray or (is_initialized is not None and is_initialized())
+
+
+os.register_at_fork(after_in_child=_note_fork)
+
+
 def _connect_to_ray(settings: SharedHistorySettings) -> Shards:
+    if _is_forked_beside_ray:
+        raise ServiceError(
+            "this process was forked from one that uses Ray, so it cannot. Let engines start theirs anew (vLLM: "
+            "VLLM_WORKER_MULTIPROC_METHOD=spawn)"
+        )
     from das_ray.service import RayShards  # Ray takes a second to import, and need not be installed
 
     return RayShards(settings.name, namespace=settings.namespace, address=settings.address)
