@@ -29,6 +29,10 @@ NUM_EPOCHS = 4
 NUM_IN_FLIGHT = 64  # prompts whose trees are in memory
 NUM_STEPS = 200
 PROMPT_TOKENS = 200
+HEADER = [
+    "", "M tokens", "resident MB", "bytes a token, without trees", "counted MB", "resident / counted or limit",
+    "CPU seconds", "us a decode step", "written MB",
+]  # fmt: skip
 
 
 def resident_bytes() -> int:
@@ -211,11 +215,7 @@ def main() -> None:
             for measure in (in_memory, loaded_mapped, loaded_into_memory, at_a_limit)
             for row in run(measure, size, Path(name))
         ]
-    header = [
-        "", "M tokens", "resident MB", "bytes a token, without trees", "counted MB", "resident / counted or limit",
-        "CPU seconds", "us a decode step", "written MB",
-    ]  # fmt: skip
-    print_table(f"{size[0]} prompts x {size[1]} rollouts x {size[2]} tokens", header, [cells(row) for row in rows])
+    print_table(f"{size[0]} prompts x {size[1]} rollouts x {size[2]} tokens", HEADER, [cells(row) for row in rows])
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import pytest
 from bench.bench_accept import FAMILIES, OTHER_RULES, measure
 from bench.bench_curve import POLICIES, counts_under, own_over_all
 from bench.bench_lengths import batches, scores
-from bench.bench_state import at_a_limit, cells, in_memory, loaded_into_memory, loaded_mapped
+from bench.bench_state import HEADER, at_a_limit, cells, in_memory, loaded_into_memory, loaded_mapped
 from bench.decode import Decode
 from bench.rollouts import prompts_of_size, questions_of
 from bench.sides import MAX_DRAFT_TOKENS, create
@@ -117,6 +117,6 @@ def test_saved_states_are_measured_to_the_end(tmp_path):
     assert [row["num_tokens"] for row in rows[:2]] == [600, 600]
     assert {row["num_tokens"] for row in rows[2:]} == {600}  # of three prompts, each lost an epoch and gained one
     assert rows[2]["written_bytes"] < rows[1]["written_bytes"]
-    assert all(len(cells(row)) == 8 for row in rows)
+    assert all(len(cells(row)) == len(HEADER) for row in rows)
     limited = at_a_limit((40, 4, 500), tmp_path)
     assert limited[0]["counted_bytes"] <= limited[0]["limit_bytes"]
