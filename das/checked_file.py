@@ -208,6 +208,24 @@ class CheckedFile:
         Raises:
             as `array`. Whoever cuts the file short later ends the process that reads the array (SIGBUS).
         """
+        placed = self._seen(name, dtype, look)
+        if placed.num_bytes == 0:
+            return np.zeros(0, dtype)
+        if self._data is not None:
+            return np.frombuffer(self._data, dtype, count=placed.shape[0], offset=placed.offset)
+        view = mmap.mmap(self._file.fileno(), placed.offset + placed.num_bytes, access=mmap.ACCESS_READ)
+        array: Array = np.frombuffer(view, dtype, count=placed.shape[0], offset=placed.offset)
+        return array
+
+    def stored(self, name: str, dtype: str, look: Callable[[Array], None]) -> StoredArray:
+        """Return a one-dimensional array, checked, whose parts are read from disk where they are asked for.
+
+        Args, Raises: as `map`; but a file that is cut short later is an error.
+        """
+        placed = self._seen(name, dtype, look)
+        return StoredArray(self.path, os.dup(self._file.fileno()), np.dtype(dtype), placed.offset, placed.shape[0])
+
+    def _seen(self, name: str, dtype: str, look: Callable[[Array], None]) -> _Placed:
         placed = self._placed(name, dtype)
         checksum, num_seen = 0, 0
         while num_seen < placed.num_padded_bytes:
@@ -217,19 +235,7 @@ class CheckedFile:
             num_seen += len(chunk)
         if checksum != placed.checksum:
             self._damaged(name)
-        if placed.num_bytes == 0:
-            return np.zeros(0, dtype)
-        if self._data is not None:
-            return np.frombuffer(self._data, dtype, count=placed.shape[0], offset=placed.offset)
-        view = mmap.mmap(self._file.fileno(), placed.offset + placed.num_bytes, access=mmap.ACCESS_READ)
-        array: Array = np.frombuffer(view, dtype, count=placed.shape[0], offset=placed.offset)
-        return array
-
-    def let_go(self, array: Array) -> None:
-        """Have an array from `map` take no memory until it is used again. O(its pages in memory)."""
-        view = array.base.obj if isinstance(array.base, memoryview) else array.base
-        if isinstance(view, mmap.mmap):
-            view.madvise(mmap.MADV_DONTNEED)
+        return placed
 
     def fail(self, problem: str) -> NoReturn:
         """Raise a StateError of this file."""
@@ -292,15 +298,48 @@ class CheckedFile:
     def _read_at(self, offset: int, length: int) -> bytes:
         if self._data is not None:
             return self._data[offset : offset + length]
-        pieces = []
-        while length > 0:
-            with naming_file(self.path):
-                piece = os.pread(self._file.fileno(), length, offset)
-            if not piece:
-                self.fail("it became shorter while it was read")
-            pieces.append(piece)
-            offset, length = offset + len(piece), length - len(piece)
-        return b"".join(pieces)
+        return _read(self.path, self._file.fileno(), offset, length)
+
+
+def _read(path: Path, descriptor: int, offset: int, length: int) -> bytes:
+    pieces = []
+    while length > 0:
+        piece = os.pread(descriptor, length, offset)
+        if not piece:
+            raise StateError(path, "it became shorter while it was read")
+        pieces.append(piece)
+        offset, length = offset + len(piece), length - len(piece)
+    return b"".join(pieces)
+
+
+class StoredArray:
+    """A one-dimensional array in a file, of which parts are read; see CheckedFile.stored.
+
+    Args:
+        descriptor: of the open file, closed with this object.
+    """
+
+    def __init__(self, path: Path, descriptor: int, dtype: np.dtype[Any], offset: int, num_items: int) -> None:
+        self._path, self._descriptor = path, descriptor
+        self._dtype, self._offset, self._num_items = dtype, offset, num_items
+
+    def __len__(self) -> int:
+        return self._num_items
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
+
+    def part(self, start: int, length: int) -> Array:
+        """Return these items, in memory, not writeable; those within the array.
+
+        Raises:
+            OSError: it cannot be read. StateError: the file was cut short.
+        """
+        size = self._dtype.itemsize
+        data = _read(self._path, self._descriptor, self._offset + start * size, length * size)
+        array: Array = np.frombuffer(data, self._dtype).copy()
+        array.flags.writeable = False
+        return array
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from das.checked_file import Array, CheckedFile, FileIdentity, checked_bytes, write_checked_file
+from das.checked_file import Array, CheckedFile, FileIdentity, StoredArray, checked_bytes, write_checked_file
 from das.prompt_record import PromptWindow
 from das.rollout import Rollout, TokenArray, hash_token_ids, stored_rollout
 
@@ -153,24 +153,26 @@ class Segment:
     Args:
         path: of the file.
         number: of the segment.
-        with_texts: check the texts and map them: they stay on disk until they are used. False: leave them out.
+        with_texts: check the texts, too. False: leave them out.
+        mapped: texts stay on disk until they are used. False: `text` reads each into memory.
         data: what `SegmentWriter.to_bytes` returned, to be read instead of a file.
 
     Attributes:
         identity: of the file.
         values: that were written beside the rollouts.
         prompt_keys, num_rollouts: uint64 and uint32, one entry a prompt.
-        tokens: texts, int32, mapped; None: left out.
         greatest_token_id: -1 where there is none.
 
     Raises:
         OSError: it cannot be read. StateError: it is damaged, newer, or holds what no rollout can be.
     """
 
-    def __init__(self, path: Path, number: int, *, with_texts: bool, data: bytes | None = None) -> None:
+    def __init__(
+        self, path: Path, number: int, *, with_texts: bool, mapped: bool = True, data: bytes | None = None
+    ) -> None:
         self.number = number
         self.greatest_token_id = -1
-        self.tokens: TokenArray | None = None
+        self._tokens: TokenArray | StoredArray | None = None
         with CheckedFile(path, kind=_KIND, data=data) as file:
             self.identity = file.identity
             self.values: Any = file.values
@@ -185,7 +187,7 @@ class Segment:
             self.prompt_keys, self.num_rollouts = read["prompt_key"], read["num_rollouts"]
             self._check_columns()
             if with_texts:
-                self.tokens = file.map("tokens", "<i4", self._look_at)
+                self._tokens = (file.map if mapped else file.stored)("tokens", "<i4", self._look_at)
         self._first_rows = _ends_before(self.num_rollouts)
         self._first_bytes = {
             "request_id_text": _ends_before(np.maximum(read["request_id_length"], 1) - 1),
@@ -195,12 +197,18 @@ class Segment:
     @property
     def num_tokens(self) -> int:
         """Tokens of texts, of rollouts that are stored and of such that no longer are."""
-        return 0 if self.tokens is None else len(self.tokens)
+        return 0 if self._tokens is None else len(self._tokens)
 
-    def let_go_of_texts(self) -> None:
-        """Have the texts take no memory until they are used again."""
-        if self.tokens is not None:
-            self._file.let_go(self.tokens)
+    def text(self, place: Place) -> TokenArray:
+        """Return a text of this segment, which was read `with_texts`.
+
+        Raises:
+            not `mapped`: OSError, it cannot be read; StateError, the file was cut short since.
+        """
+        if isinstance(self._tokens, StoredArray):
+            return self._tokens.part(place.start, place.length)
+        assert self._tokens is not None  # see above
+        return self._tokens[place.start : place.start + place.length]
 
     def num_response_tokens(self) -> int:
         """Return how many tokens the rollouts' responses have together, texts that they share counted for each."""

@@ -165,7 +165,8 @@ def load_state(
         drafter: its confidence is replaced. None: none is.
         policy: of the kind that was saved, with its own settings; what it learned is replaced. None: none is.
         mapped: token ids stay on disk until a tree is built from them. They count against the history's `max_bytes`
-            nevertheless. False: they are read into memory, for file systems that may go away.
+            nevertheless. False: they are read into memory, for processes that must not end where somebody cuts a file
+            short, or the file system goes away: a mapped file does that (SIGBUS).
 
     Returns:
         what was read. With neither history, drafter nor policy, nothing else happens.
@@ -180,8 +181,8 @@ def load_state(
     if history is not None or drafter is not None:
         history = _history_of(history, drafter)
     directory = Path(path)
-    head, segments = read_state(directory)
-    saved = _saved_state(directory, head, segments, mapped=mapped)
+    head, segments = read_state(directory, mapped=mapped)
+    saved = _saved_state(directory, head, segments)
     if history is not None or policy is not None:
         saved.restore(history=history, drafter=drafter, policy=policy)
     return saved
@@ -201,9 +202,9 @@ def compact_state(path: StatePath) -> SaveSummary:
     directory = Path(path)
     head = Head.read(directory)  # before the lock file is made where there is no state
     with writing(directory):
-        head, segments = read_state(directory)
+        head, segments = read_state(directory, mapped=True)
         writer = SegmentWriter(head.next_number)
-        num_live = sum([writer.add(window, {}) for window in windows_of(segments, mapped=True)])
+        num_live = sum([writer.add(window, {}) for window in windows_of(segments)])
         head = replace(head, save_id=os.urandom(16).hex(), segments=(), num_live_tokens=num_live)
         return head.write(directory, writer)
 
@@ -247,7 +248,7 @@ def _save(
     return head.write(directory, writer), head.save_id
 
 
-def _saved_state(directory: Path, head: Head, segments: list[Segment], *, mapped: bool) -> SavedState:
+def _saved_state(directory: Path, head: Head, segments: list[Segment]) -> SavedState:
     try:
         learned = unpacked(head.learned, head.arrays)
         if learned["confidence"] is not None:
@@ -257,7 +258,7 @@ def _saved_state(directory: Path, head: Head, segments: list[Segment], *, mapped
     return SavedState(
         directory=directory,
         save_id=head.save_id,
-        windows=tuple(windows_of(segments, mapped=mapped)),
+        windows=tuple(windows_of(segments)),
         history_settings=head.history_settings,
         confidence=learned["confidence"],
         policy=learned["policy"],

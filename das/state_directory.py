@@ -36,7 +36,6 @@ _SEGMENT_NAME = "rollouts-{:08d}.das"
 _OURS = re.compile(r"(rollouts-\d{8}|state)\.das(\.tmp)?")
 _COUNTS = ("num_prompts", "num_rollouts", "num_tokens", "num_live_tokens")
 _MAX_SEGMENTS = 64
-_MAX_COPIED_BYTES = 64 << 20  # from mapped files, before their pages are let go
 _MIN_LIVE_SHARE = 0.5  # of the tokens on disk
 _T = TypeVar("_T")
 
@@ -156,12 +155,12 @@ class Head:
             num_segments=len(segments),
         )
 
-    def open_segments(self, directory: Path, *, with_texts: bool) -> list[Segment]:
-        """Read the segments; `with_texts` as of Segment. Raises OSError, StateError."""
+    def open_segments(self, directory: Path, *, with_texts: bool, mapped: bool = True) -> list[Segment]:
+        """Read the segments; `with_texts` and `mapped` as of Segment. Raises OSError, StateError."""
         found = []
         for stored in self.segments:
             path = directory / _SEGMENT_NAME.format(stored.number)
-            segment = Segment(path, stored.number, with_texts=with_texts)
+            segment = Segment(path, stored.number, with_texts=with_texts, mapped=mapped)
             if segment.identity != stored.identity:
                 raise StateError(path, f"it is not the file that {HEAD_NAME} names: size or checksum differ")
             found.append(segment)
@@ -192,36 +191,22 @@ def entries_of(segments: Iterable[Segment]) -> dict[int, Entry]:
     return found
 
 
-def windows_of(segments: list[Segment], *, mapped: bool) -> Iterator[PromptWindow]:
-    """Return the windows of a state, whose segments hold their texts; not `mapped`: with texts of their own."""
-    tokens = {segment.number: segment.tokens for segment in segments}
-    num_copied = 0  # bytes, whose pages in the files are still in memory
+def windows_of(segments: list[Segment]) -> Iterator[PromptWindow]:
+    """Return the windows of a state, whose segments hold their texts. Raises as `Segment.text`."""
+    by_number = {segment.number: segment for segment in segments}
 
     def text_of(place: Place) -> TokenArray:
-        text = tokens[place.segment]
-        assert text is not None  # these segments were read with their texts
-        text = text[place.start : place.start + place.length]
-        if not mapped:
-            nonlocal num_copied
-            text = text.copy()
-            text.flags.writeable = False
-            num_copied += text.nbytes
-        return text
+        return by_number[place.segment].text(place)
 
-    for entry in entries_of(segments).values():
-        yield entry.segment.window(entry.position, text_of)
-        if num_copied >= _MAX_COPIED_BYTES:
-            num_copied = 0
-            for segment in segments:
-                segment.let_go_of_texts()
+    return (entry.segment.window(entry.position, text_of) for entry in entries_of(segments).values())
 
 
-def read_state(directory: Path) -> tuple[Head, list[Segment]]:
+def read_state(directory: Path, *, mapped: bool) -> tuple[Head, list[Segment]]:
     """Read a whole state, while others may be writing to the directory."""
     head = Head.read(directory)
     while True:
         try:
-            segments = head.open_segments(directory, with_texts=True)
+            segments = head.open_segments(directory, with_texts=True, mapped=mapped)
             break
         except (FileNotFoundError, StateError) as error:
             newer = Head.read(directory)

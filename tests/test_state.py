@@ -1,9 +1,9 @@
 """save_state and load_state: what comes back, what is written, and what a refused call leaves."""
 
 import os
-import re
+import subprocess
+import sys
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -64,27 +64,35 @@ def test_a_loaded_state_is_read_where_it_lies_and_survives_its_files(tmp_path):
     assert contents(mapped) == contents(copied) == contents(samples_history())
 
 
-def test_copying_a_state_leaves_no_pages_of_its_files_in_memory(tmp_path, monkeypatch):
+def test_a_state_that_is_copied_is_in_memory_once(tmp_path):
     history = RolloutHistory()
     random = np.random.default_rng(0)
     history.add_many([rollout(random.integers(0, 1000, 50_000), 1, prompt=[number]) for number in range(80)])
-    save_state(tmp_path, history=history)
+    save_state(tmp_path, history=history)  # 16 MB
+    code = f"""
+import das
 
-    def bytes_in_memory():
-        size_of, path = {}, None
-        for line in Path("/proc/self/smaps").read_text().splitlines():
-            path = line.split()[-1] if re.match("[0-9a-f]+-", line) else path
-            if line.startswith("Rss:"):
-                size_of[path] = size_of.get(path, 0) + 1024 * int(line.split()[1])
-        return sum([size for path, size in size_of.items() if path.startswith(str(tmp_path))])
+def most_bytes():
+    return 1024 * next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
 
-    monkeypatch.setattr(directory_module, "_MAX_COPIED_BYTES", 1 << 20)
-    _, segments = directory_module.read_state(tmp_path)
-    most = 0
-    for window in directory_module.windows_of(segments, mapped=False):
-        assert window.rollouts[0].response_token_ids.base is None
-        most = max(most, bytes_in_memory())
-    assert 0 < most <= 3 << 20  # of 16 MB
+before = most_bytes()
+das.load_state({str(tmp_path)!r}, history=das.RolloutHistory(), mapped=False)
+print(most_bytes() - before)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert 16_000_000 < int(done.stdout) < 24_000_000
+
+
+def test_a_file_that_is_cut_short_while_it_is_copied_is_an_error(tmp_path):
+    """Mapped, it would end the process."""
+    save_state(tmp_path, history=samples_history())
+    _, segments = directory_module.read_state(tmp_path, mapped=False)
+    windows = directory_module.windows_of(segments)
+    next(windows)
+    (file,) = tmp_path.glob("rollouts-*.das")
+    os.truncate(file, 70)
+    with pytest.raises(StateError, match=rf"{file}: it became shorter while it was read"):
+        list(windows)
 
 
 def test_rollouts_share_the_array_of_their_prompt(tmp_path):

@@ -117,8 +117,7 @@ def read_rollouts(data: Any, what: str) -> tuple[str, list[Rollout]]:
     hashes: dict[int, int] = {}
 
     def text_of(place: Place) -> TokenArray:
-        assert segment.tokens is not None  # it was read with its texts
-        text = segment.tokens[place.start : place.start + place.length].copy()
+        text = segment.text(place).copy()
         text.flags.writeable = False
         hashes[id(text)] = hash_token_ids(text)
         return text

@@ -230,10 +230,10 @@ class ShardStore:
         snapshots = self._numbers("snapshot")
         if snapshots:
             self.version = snapshots[-1]
-            segment = Segment(self._snapshot(self.version), 1, with_texts=True)
+            segment = Segment(self._snapshot(self.version), 1, with_texts=True, mapped=False)
             segment.check_places({1: segment.num_tokens})
             self._snapshot_bytes = segment.identity.num_bytes
-            for window in windows_of([segment], mapped=False):
+            for window in windows_of([segment]):
                 self._take_in(window.rollouts, "")
         self.counts.clear()
         for number in self._numbers("published"):

@@ -140,7 +140,7 @@ class Drafting:
         Raises:
             as `das.load_state`. ValueError: it holds a token that the model does not have.
         """
-        saved = das.load_state(path)
+        saved = das.load_state(path, mapped=False)  # a mapped file that is cut short ends the process
         saved.check_vocabulary(self.vocabulary_size)
         return saved
 

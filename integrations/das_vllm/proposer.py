@@ -222,7 +222,7 @@ class DasProposer:
 
     def load_state(self, path: str) -> dict[str, Any]:
         """Take in a saved state; see `das_load_state`. Nothing changes where it raises."""
-        saved = das.load_state(self._state_path(path))
+        saved = das.load_state(self._state_path(path), mapped=False)  # a mapped file that is cut short ends the process
         saved.check_vocabulary(self._vocabulary_size)
         is_same_policy = saved.policy_name == type(self.policy).__name__
         saved.restore(drafter=self.tracker.drafter, policy=self.policy if is_same_policy else None)

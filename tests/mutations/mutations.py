@@ -364,8 +364,6 @@ MUTATIONS = [
              "a token id below 0 is none"),
     Mutation(DIRECTORY, "older-window-counts", "            if num_rollouts:\n                found[key]",
              "            if num_rollouts or True:\n                found[key]", "a forgotten prompt is forgotten"),
-    Mutation(DIRECTORY, "copied-pages-kept", "                segment.let_go_of_texts()", "                pass",
-             "a state that is copied into memory is not there twice"),
     Mutation(DIRECTORY, "another-segment-taken", "if segment.identity != stored.identity:", "if False:",
              "a segment of another state is found"),
     Mutation(DIRECTORY, "written-without-lock", "fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)", "pass",
