@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from das.checked_values import check_state, checked_number, checked_numbers
-from das.rollout import check_int
+from das.checked_values import check_int, check_state, checked_number, checked_numbers
 
 Numbers = npt.ArrayLike
 FloatArray = npt.NDArray[np.float64]

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from das.checked_values import check_state, checked_number
+from das.checked_values import check_int, check_state, checked_number
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -49,7 +49,7 @@ class RunningRequests:
 
     Raises:
         TypeError: something else than an array of that dtype. ValueError: its values do not lie in one row, one after
-        another, or are not one a request.
+        another, or are not one a request; or a number is out of range.
     """
 
     request_numbers: IntArray
@@ -68,6 +68,12 @@ class RunningRequests:
         num_requests = len(lengths) if isinstance(lengths, np.ndarray) and lengths.ndim else 0
         for name, dtype in _REQUEST_ARRAYS.items():
             _check_request_array(getattr(self, name), name, dtype, num_requests=num_requests)
+        for name in ("num_running", "num_waiting"):
+            check_int(getattr(self, name), name, below=1 << 62)
+        if self.num_running < num_requests:
+            raise ValueError(
+                f"num_running is {self.num_running}; it must be at least the number of entries, {num_requests}"
+            )
 
     def __len__(self) -> int:
         return len(self.num_response_tokens)

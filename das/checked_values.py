@@ -15,6 +15,14 @@ import numpy.typing as npt
 _Floats = npt.NDArray[np.float64]
 
 
+def check_int(value: Any, name: str, *, below: int) -> None:
+    """Raise TypeError or ValueError unless `value` is an int (bool excluded) with 0 <= value < below."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{name} must be an int, not {type(value).__name__}")
+    if not 0 <= value < below:
+        raise ValueError(f"{name} is {value}; it must be 0 <= {name} < 2**{below.bit_length() - 1}")
+
+
 def check_state(state: Any, name: str = "state") -> None:
     """Raise TypeError unless `state` is a mapping, as `state()` returns it."""
     if not isinstance(state, Mapping):

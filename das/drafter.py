@@ -14,6 +14,7 @@ from das._rule import Rule
 from das._suffix_tree import MAX_ORDER
 from das._token_ids import token_id_array
 from das.budget import DescribedRequests, FinishedRollouts, RunningRequests, caps_array, finished_rollouts, prices_array
+from das.checked_values import check_int
 from das.confidence import Confidence
 from das.draft_origins import TokenOrigin, origins_of
 from das.hedge import Hedge
@@ -22,7 +23,7 @@ from das.live_request import LiveRequest
 from das.metrics import AcceptanceCounters
 from das.prompt_record import PromptRecord
 from das.prompt_tree import PromptTree
-from das.rollout import Rollout, TokenIds, check_int
+from das.rollout import Rollout, TokenIds
 from das.rollout import prompt_key as key_of_prompt
 
 NO_LIMIT = 1 << 62

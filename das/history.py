@@ -13,13 +13,13 @@ from itertools import islice
 from typing import NoReturn, Protocol
 
 from das._huge_pages import return_free_memory
-from das.checked_values import checked_number
+from das.checked_values import check_int, checked_number
 from das.common_text import CommonText
 from das.history_statistics import HistoryStatistics
 from das.metrics import AcceptanceCounters
 from das.prompt_record import PromptRecord, PromptWindow
 from das.prompt_tree import PromptTree
-from das.rollout import Rollout, check_int
+from das.rollout import Rollout
 
 TREE_BYTES_PER_TOKEN = 80  # for the sake of `max_bytes`, before a tree is built; 65 is usual, 72 with running text
 _MIN_RETURNED_BYTES = 4 << 20  # evicted before the C library is asked to give pages back: it searches all it has

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from das._token_ids import token_id_array
+from das.checked_values import check_int
 
 TokenArray = npt.NDArray[np.int32]
 TokenIds = Sequence[int] | TokenArray
@@ -151,14 +152,6 @@ def with_changes(rollout: Rollout, **changes: Any) -> Rollout:
     for name, value in changes.items():
         object.__setattr__(changed, name, value)
     return changed
-
-
-def check_int(value: Any, name: str, *, below: int) -> None:
-    """Raise TypeError or ValueError unless `value` is an int (bool excluded) with 0 <= value < below."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{name} must be an int, not {type(value).__name__}")
-    if not 0 <= value < below:
-        raise ValueError(f"{name} is {value}; it must be 0 <= {name} < 2**{below.bit_length() - 1}")
 
 
 def _finite(value: Any, name: str) -> float:

@@ -11,8 +11,8 @@ import numpy as np
 from das._draft import MAX_DRAFT_TOKENS
 from das._drafts import Draft
 from das.budget import BudgetPolicy, FloatArray, IntArray, RunningRequests, caps_array, prices_array
+from das.checked_values import check_int
 from das.drafter import NO_LIMIT, Drafter, Shape, check_shape
-from das.rollout import check_int
 
 FILL_SURVIVAL = 0.1  # draft at least so far before a width is chosen; less likely tokens hardly move the choice
 

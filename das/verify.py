@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from das._token_ids import token_id_array
-from das.rollout import TokenIds, check_int
+from das.checked_values import check_int
+from das.rollout import TokenIds
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -140,6 +140,22 @@ WRONG = {
 }
 
 
+@pytest.mark.parametrize(
+    ("numbers", "error", "told"),
+    [
+        ({"num_running": 3}, ValueError, "num_running is 3; it must be at least the number of entries, 4"),
+        ({"num_running": -1}, ValueError, "num_running is -1; it must be 0 <="),
+        ({"num_running": 4.0}, TypeError, "num_running must be an int, not float"),
+        ({"num_waiting": -5}, ValueError, "num_waiting is -5; it must be 0 <="),
+        ({"num_waiting": "x"}, TypeError, "num_waiting must be an int, not str"),
+    ],
+)
+def test_numbers_of_requests_are_checked_too(numbers, error, told):
+    requests = {slot: getattr(running(4), slot) for slot in RunningRequests.__slots__}
+    with pytest.raises(error, match=re.escape(told)):
+        RunningRequests(**requests | numbers)
+
+
 @pytest.mark.parametrize("wrong", WRONG)
 @pytest.mark.parametrize("name", ARRAYS)
 def test_arrays_of_requests_are_checked_before_a_policy_reads_them(name, wrong):

@@ -77,6 +77,12 @@ def test_a_log_named_twice_is_wrong_usage(log: Path, capsys: pytest.CaptureFixtu
         assert "is named twice; it would count twice" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", ["--html", "--tokenizer"])
+def test_an_empty_text_is_no_file_name(log: Path, capsys: pytest.CaptureFixture[str], option: str) -> None:
+    assert main(["replay", str(log), option, ""]) == 2
+    assert f"'{option}': an empty text is no file name" in capsys.readouterr().err
+
+
 def test_a_shell_completes_commands(tmp_path: Path) -> None:
     asked = os.environ | {"COMP_WORDS": "das re", "COMP_CWORD": "1", "_DAS_COMPLETE": "bash_complete"}
     process = start(env=asked | {"PYTHONPATH": str(REPOSITORY)}, cwd=tmp_path)

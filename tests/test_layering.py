@@ -53,7 +53,8 @@ das._length_counts das._chances
 das.length_grid
 das.prompt_record das.common_text das.reliability das.metrics das.history_statistics
 das.prompt_tree das.verify das.checked_file das.worker_states
-das._live_requests das.rollout das.checked_values
+das._live_requests das.rollout
+das.checked_values
 das._draft_tree das._drafts das._rule
 das._hedge
 das._draft

@@ -167,3 +167,16 @@ def test_import_is_light() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_file_that_is_there_by_two_names_counts_once(tmp_path):
+    folder = tmp_path / "dumps"
+    folder.mkdir()
+    first = folder / "1.jsonl"
+    first.write_text('{"prompt_token_ids": [1], "response_token_ids": [2, 3]}\n')
+    (folder / "latest.jsonl").symlink_to("1.jsonl")
+    os.link(first, folder / "linked.jsonl")
+    with pytest.warns(UserWarning, match=r"is left out: it is .*1\.jsonl by another name") as warned:
+        records = list(read_logs([folder, first]))
+    assert len(records) == 1
+    assert len(warned) == 3

@@ -155,6 +155,7 @@ def test_the_latency_model_is_named_with_its_source(replayed, latency, said: str
 def test_the_headline_is_a_yes_or_a_no(policy, latency, verdict: str) -> None:
     page = Page(replay_report(*watched_replay(log_of(), policy=policy), log_name="log", latency=latency))
     assert re.search(verdict, page.text)
+    assert ("das_vllm.DasProposer" in page.text) == verdict.startswith("Switch")  # how, if it is worth it
     assert ("gain" if verdict.startswith("Switch") else "no-gain") in re.search('class="answer ([a-z-]+)"', page.html)[
         1
     ]

@@ -80,6 +80,13 @@ def stored(history):
     return [as_values(one)[:-1] for key in sorted(history.prompt_keys()) for one in history.rollouts(key)]
 
 
+def test_an_export_is_named_as_the_log_that_it_is(saved, tmp_path, capsys):
+    path, _ = saved
+    assert main(["state", "export", str(path), str(tmp_path / "log.jsonl")]) == 2
+    assert "log.jsonl does not end in .parquet" in capsys.readouterr().err
+    assert not (tmp_path / "log.jsonl").exists()
+
+
 def test_export_and_import(saved, tmp_path, capsys):
     path, history = saved
     assert "10 rollouts" in ran(capsys, "state", "export", path, tmp_path / "log.parquet")

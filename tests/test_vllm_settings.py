@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import das
+from das_vllm import plugin
 from das_vllm.settings import DEFAULT_POLICY, POLICIES, Settings, read_settings
 
 
@@ -52,7 +53,7 @@ def test_latency_is_a_preset_or_coefficients_or_learned() -> None:
         ({"policy": "none", "policy_options": {"x": 1}}, "the options of 'none' are: none"),
         ({"policy_options": [1]}, "policy_options must be a mapping, not list"),
         ({"policy": "fixed", "policy_options": {"max_draft_tokens": 65}}, "max_draft_tokens is 65; it must be"),
-        ({"latency": "a100"}, "latency is 'a100', which is no preset"),
+        ({"latency": "a100"}, "latency is 'a100', which is no preset; there are: "),
         ({"latency": [1.0]}, "latency is (1.0,); it must be a preset or 2 to 4 of c_base_ms, "),
         ({"latency": [-1.0, 1.0]}, "c_base_ms is -1.0"),
         ({"latency": 3}, "latency is 3; it must be"),
@@ -92,3 +93,14 @@ def test_settings_are_shown_as_json() -> None:
     assert Settings(**{**shown, "latency": tuple(shown["latency"])}) == Settings(
         latency=(8.0, 0.04), policy_options={"max_draft_tokens": 4}
     )
+
+
+def test_a_bad_setting_is_not_called_a_vllm_that_does_not_fit(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("DAS_VLLM_CONFIG", '{"latency": "a100"}')
+    plugin.register()
+    told = [record.getMessage() for record in caplog.records if "a100" in record.getMessage()]
+    assert len(told) == 1
+    assert told[0].startswith("das: DAS_VLLM_CONFIG: latency is 'a100'")
+    assert "does not fit" not in told[0]

@@ -33,8 +33,8 @@ class LogError(ValueError):
     """A log that cannot be read, or a row in it that is no rollout.
 
     Attributes: `path` of the file (or directory), `line` (1-based; row number in Parquet; None: the file as a whole),
-    `field` (None: the row as a whole), `is_skippable` (reading with `skip_bad` leaves it out and goes on). The message
-    names path, line and field, the rule and the value.
+    `field` (None: the row as a whole), `is_skippable` (it is a row, which reading with `skip_bad` leaves out). The
+    message names path, line and field, the rule and the value.
     """
 
     def __init__(
@@ -123,8 +123,8 @@ def read_logs(
     Args:
         paths: at least one file or directory (its .jsonl, .jsonl.gz, .parquet and .pt files, in folders too; numbers in
             names sort as numbers), or state that `das.save_state` has written (a prompt after another, the oldest epoch
-            first, keys as saved). Equal responses to one prompt and training step count on (`Rollout.ordinal`) across
-            all of them.
+            first, keys as saved). A file that is there by another name, too, counts once, with a UserWarning. Equal
+            responses to one prompt and training step count on (`Rollout.ordinal`) across all of them.
         tokenizer: a tokenizer.json, for text logs; prompt and response are encoded apart, without special tokens.
         format: the format of all files, a name in `das.analysis.formats.FORMATS`; None: as their fields say.
         skip_bad: leave rows out that are no rollout, instead of raising.
@@ -151,7 +151,7 @@ def read_logs(
         raise ValueError(f"format is {format!r}; it must be one of {', '.join(FORMATS)}")
     if tokenizer is not None and not Path(tokenizer).is_file():
         raise FileNotFoundError(f"{tokenizer}: no such tokenizer file")
-    logs = [(str(path), log_files(path)) for path in paths]
+    logs = _each_file_once([(str(path), log_files(path)) for path in paths])
     forced = None if format is None else FORMATS[format]
     reader = _LogReader(logs, tokenizer=tokenizer, forced=forced, skip_bad=skip_bad, on_bad=on_bad, progress=progress)
     return reader.records()
@@ -181,6 +181,24 @@ def log_files(path: LogPath) -> list[Path]:
     if not files:
         raise LogError(f"{log}: the directory holds no logs ({', '.join(SUFFIXES)})", path=str(log))
     return files
+
+
+def _each_file_once(logs: list[tuple[str, list[Path]]]) -> list[tuple[str, list[Path]]]:
+    """Leave out files that are others by another name (links, a folder and a file in it): they would count twice."""
+    first_names: dict[tuple[int, int], Path] = {}
+    kept: list[tuple[str, list[Path]]] = []
+    for log, files in logs:
+        new = []
+        for file in files:
+            status = file.stat()
+            first = first_names.setdefault((status.st_dev, status.st_ino), file)
+            if first is file:
+                new.append(file)
+            else:
+                warnings.warn(f"{file} is left out: it is {first} by another name, and would count twice", stacklevel=3)
+        if new:
+            kept.append((log, new))
+    return kept
 
 
 def _is_state(log: Path) -> bool:
@@ -281,7 +299,7 @@ class _LogReader:
 
     def _leave_out(self, bad: BadRow, file: Path, line: int | None) -> None:
         where = f"{file}" if line is None else f"{file}:{line}"
-        error = LogError(f"{where}: {bad}", path=str(file), line=line, field=bad.field, is_skippable=True)
+        error = LogError(f"{where}: {bad}", path=str(file), line=line, field=bad.field, is_skippable=line is not None)
         if not self._skip_bad:
             raise error from None
         self._first_bad = self._first_bad if self._num_bad else str(error)

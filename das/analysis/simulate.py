@@ -18,11 +18,12 @@ from das.analysis.logged_request import logged_batches
 from das.analysis.projection import Projection
 from das.analysis.worker import Execution, Undrafted, check_execution
 from das.budget import BudgetPolicy, UnlimitedBudget
+from das.checked_values import check_int
 from das.drafter import Drafter, Shape, check_shape
 from das.history import RolloutHistory
 from das.latency import DEFAULT_LATENCY, LatencyModel
 from das.length_budget import LengthAwareBudget
-from das.rollout import Rollout, check_int
+from das.rollout import Rollout
 from das.step import check_widths
 
 Policy = BudgetPolicy | Callable[[], BudgetPolicy]

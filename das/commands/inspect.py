@@ -62,8 +62,8 @@ def _print(summary: LogSummary, note: str, *, partial: bool) -> None:
         total=_cells(summary.total, "all"),
         drop_first=("p50", "p90", "samples", "p99", "cut", "prompts", "reward", "mean", "tokens", "rollouts", "max"),
         partial=partial,
-        caption=f"{summary.total.response_tokens.sum:,} response tokens; a prompt comes in {epochs.mean:.4g} epochs "
-        f"({epochs.min} to {epochs.max})",
+        caption=f"{summary.total.response_tokens.sum:,} response tokens; a prompt comes in {epochs.mean:.4g} "
+        f"epoch{'s' if epochs.max > 1 else ''} ({epochs.min} to {epochs.max})",
     )
 
 

@@ -20,6 +20,8 @@ class FilePath(click.Path):
         super().__init__(path_type=Path, dir_okay=dir_okay)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not os.fspath(value):
+            self.fail("an empty text is no file name.", param, ctx)
         if "\0" in os.fspath(value):
             self.fail(f"{str(value)!r} holds a NUL character, which no file name can.", param, ctx)
         return super().convert(value, param, ctx)

@@ -80,6 +80,10 @@ def compact(directory: Path, as_json: bool) -> None:
 @click.argument("file", metavar="FILE.parquet", type=FilePath())
 def export(directory: Path, file: Path) -> None:
     """Write the rollouts of a saved state to a Parquet file, which is a log as the other commands read it."""
+    if file.suffix != ".parquet":
+        raise click.BadParameter(
+            f"{file} does not end in .parquet, by which logs are known.", param_hint="FILE.parquet"
+        )
     num_rollouts = write_parquet(file, load_state(directory).rollouts())
     click.echo(f"{file}: {num_rollouts:,} rollouts")
 

@@ -10,7 +10,7 @@ from typing import Any
 import ray
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
-from das.rollout import check_int
+from das.checked_values import check_int
 from das_ray.exchange import ServiceError
 from das_ray.messages import MessageError, count_in, read_note
 from das_ray.shard import HistoryShard

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import das
-from das.rollout import check_int, named_prompt_key
+from das.checked_values import check_int
+from das.rollout import named_prompt_key
 from das_sglang.drafting import Drafting
 
 _T = TypeVar("_T")

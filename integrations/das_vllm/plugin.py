@@ -102,7 +102,11 @@ def _follow_weight_updates() -> None:
 
 def _inject() -> None:
     """Give engines made without a speculative_config das: for trainers with no way in, and only if told to."""
-    if not os.environ.get(ENVIRONMENT_VARIABLE) or _num_injected_tokens() is None:
+    try:
+        if not os.environ.get(ENVIRONMENT_VARIABLE) or _num_injected_tokens() is None:
+            return
+    except (TypeError, ValueError, OSError) as error:
+        logger.warning("das: %s. An engine that is to draft with das will not start", error)
         return
     arguments = importlib.import_module("vllm.engine.arg_utils").EngineArgs
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import das
-from das.rollout import check_int, named_prompt_key
+from das.checked_values import check_int
+from das.rollout import named_prompt_key
 from das_vllm.engine_rows import EngineRows, NewRequest
 from das_vllm.response_end import ResponseEnd
 from das_vllm.statistics import RequestMeans

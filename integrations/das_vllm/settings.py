@@ -11,6 +11,7 @@ from typing import Any
 
 import das
 from das.latency import DEFAULT_LATENCY
+from das.latency_presets import LATENCY_PRESETS
 from das_ray.settings import SharedHistorySettings, read_shared_history
 
 ENVIRONMENT_VARIABLE = "DAS_VLLM_CONFIG"
@@ -108,10 +109,10 @@ class Settings:
     def latency_model(self) -> das.LatencyModel | None:
         """Return the latency to draft by; None: it is learned from the engine's steps."""
         if isinstance(self.latency, str):
-            try:
-                return das.latency_preset(self.latency).fit.latency
-            except (KeyError, ValueError) as error:
-                raise ValueError(f"latency is {self.latency!r}, which is no preset: {error}") from None
+            if self.latency not in LATENCY_PRESETS:
+                known = ", ".join(LATENCY_PRESETS)
+                raise ValueError(f"latency is {self.latency!r}, which is no preset; there are: {known}")
+            return LATENCY_PRESETS[self.latency].fit.latency
         if self.latency is None:
             return None
         names = ("c_base_ms", "c_tok_ms", "c_kv_ms", "c_engine_ms")

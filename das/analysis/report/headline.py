@@ -13,6 +13,10 @@ from das.latency import DEFAULT_LATENCY, LatencyModel
 from das.latency_presets import LATENCY_PRESETS
 from das.metrics import AcceptanceCounters
 
+SWITCH_ON = (
+    ' In vLLM: speculative_config={"method": "custom_class", "model": "das_vllm.DasProposer", '
+    '"num_speculative_tokens": 16}. In SGLang: --speculative-algorithm DAS. das doctor says whether yours fits.'
+)
 UNBIASED = (
     "The log was sampled with the settings (temperature, top-p) that the engine verifies with; only then is what is "
     "accepted here an unbiased estimate."
@@ -40,7 +44,7 @@ def of_replay(result: ReplayResult, *, latency: LatencyModel | None) -> Headline
         is_gain=is_gain,
         text=f"The target forwards of {len(whole):,} generation batches take {seconds(times.with_drafts_s)} instead of "
         f"{seconds(times.without_drafts_s)} by the latency model, in {counters.num_decode_steps:,} decode steps "
-        f"instead of {counters.num_emitted_tokens:,}.",
+        f"instead of {counters.num_emitted_tokens:,}.{SWITCH_ON if is_gain else ''}",
         figures=(
             ("times as fast", f"{times.speedup:.2f}", "makespan of all batches without drafts / with them"),
             *_counts(counters),
@@ -68,15 +72,16 @@ def of_comparison(compared: Sequence[Compared], *, latency: LatencyModel | None)
     projection = best.projection
     off, on = projection.without_drafts, projection.with_drafts
     verdict, is_gain = _verdict(projection.step_speedup, policy=best.name)
+    is_gain = is_gain and projection.verdict == "enable"
     settings = projection.settings
     trains = f", {settings['train_s']:g} s of training after each batch" if settings["train_s"] else ""
     workers = "one worker" if settings["num_workers"] == 1 else f"{settings['num_workers']} workers"
     drafting_us = projection.as_dict()["drafting_us"]
     return Headline(
         verdict=verdict,
-        is_gain=is_gain and projection.verdict == "enable",
+        is_gain=is_gain,
         text=f"Under {best.name}, the first of {len(compared)} settings, rollouts take {seconds(on.makespan_s)} "
-        f"instead of {seconds(off.makespan_s)} with speculation off.",
+        f"instead of {seconds(off.makespan_s)} with speculation off.{SWITCH_ON if is_gain else ''}",
         figures=(
             ("times as fast", f"{projection.speedup:.2f}", "makespan with speculation off / with the best setting"),
             *(
