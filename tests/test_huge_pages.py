@@ -4,9 +4,9 @@ import random
 
 import numpy as np
 import pytest
-from das._huge_pages import check_invariants, mapped_bytes
 
 from das import SuffixTree
+from das._huge_pages import check_invariants, mapped_bytes
 
 REGION_BYTES = 32 << 20
 

@@ -60,7 +60,7 @@ def test_sdist_holds_the_sources_and_nothing_generated(built: Built) -> None:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {f"integrations/{name}" for name in adapters()} <= names
     assert sources("*.py") | sources("*.pyx") | sources("*.pxd") | sources("*.pyi") | {"das/py.typed"} <= names
-    assert sources("*.css") | sources("*.js") <= names
+    assert sources("*.css") | sources("*.js") | sources("*-LICENSE.txt") <= names
     assert {
         "pyproject.toml",
         "LICENSE",
@@ -81,7 +81,7 @@ def test_wheel_holds_what_runs_and_nothing_else(built: Built) -> None:
     shipped = {name for name in names if ".dist-info/" not in name}
     native = {name for name in shipped if name.endswith(".so")}
     assert {name.partition(".")[0] for name in native} == {name.partition(".")[0] for name in sources("*.pyx")}
-    assets = sources("*.css") | sources("*.js")
+    assets = sources("*.css") | sources("*.js") | sources("*-LICENSE.txt")
     code = sources("*.py") | sources("*.pyi") | adapters() | {"das_command.py"}
     assert shipped - native == code | assets | {"das/py.typed"}
     assert entry_points.strip().split("\n\n") == [
