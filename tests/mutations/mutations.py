@@ -456,8 +456,9 @@ MUTATIONS = [
              "batch.trained_ms = batch.ended_ms +", "one training step after the other"),
     Mutation(EVENTS, "lag-off-by-one", "for number in range(min(self._lag + 1, len(self._batches))):",
              "for number in range(min(self._lag + 2, len(self._batches))):", "batch t waits for training on t - 1 - lag"),
-    Mutation(EVENTS, "workers-learn-all", "                    if ended_on != number\n", "",
-             "a worker has its own rollouts already"),
+    # To leave the condition out is no fault: what a worker has already is known by its request_id, and counts once.
+    Mutation(EVENTS, "workers-learn-their-own", "if ended_on != number\n", "if ended_on == number\n",
+             "each worker learns what the others generated"),
     Mutation(WORKER, "padding-not-simulated", " + decoded.num_drafted_tokens + decoded.num_padded_tokens\n", " + decoded.num_drafted_tokens\n",
              "padding is verified, too"),
     Mutation(WORKER, "engine-paid-without-speculation", "speculating=self._speculates", "speculating=True",
