@@ -2,11 +2,11 @@
 
 import json
 import math
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from cpu_cost import least_us
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -317,17 +317,9 @@ def test_counts_that_do_not_go_together():
 
 
 def test_estimates_of_256_requests_take_less_than_half_a_millisecond():
-    """The best of many, so that a busy machine does not count; about 0.1 ms, as much as one finished rollout takes."""
+    """About 0.1 ms, as much as one finished rollout takes."""
     estimator = taught(rollouts(np.random.default_rng(13), 2000, k=0.6, alpha=1.43, cap=8, prompts=256))
     keys, emitted, drafted, accepted = rollouts(np.random.default_rng(14), 256, k=0.6, alpha=1.43, cap=8, prompts=256)
     own = {"num_emitted_tokens": emitted, "num_drafted_tokens": drafted, "num_accepted_tokens": accepted}
-    spent_s = {"estimate": [], "observe": []}
-    for _ in range(200):
-        start_s = time.perf_counter()
-        estimator.estimate(keys, **own)
-        middle_s = time.perf_counter()
-        tell(estimator, keys[:1], emitted[:1], drafted[:1], accepted[:1])
-        spent_s["estimate"].append(middle_s - start_s)
-        spent_s["observe"].append(time.perf_counter() - middle_s)
-    assert min(spent_s["estimate"]) < 0.5e-3
-    assert min(spent_s["observe"]) < 0.5e-3
+    assert least_us(lambda: estimator.estimate(keys, **own)) < 500
+    assert least_us(lambda: tell(estimator, keys[:1], emitted[:1], drafted[:1], accepted[:1])) < 500

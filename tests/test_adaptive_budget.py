@@ -2,10 +2,10 @@
 
 import json
 import math
-import time
 
 import numpy as np
 import pytest
+from cpu_cost import least_us
 from rollout_samples import PROMPT, filled, rollout
 
 from das import AdaptiveBudget, Drafter, LatencyModel, RunningRequests, plan_step
@@ -354,7 +354,7 @@ def test_bad_arguments(name, settings, error, message):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_budgets_and_feedback_of_256_requests_take_less_than_150_us(name):
-    """The best of many, so that a busy machine does not count; 5 to 60 us."""
+    """5 to 60 us."""
     policy, batch = (
         AdaptiveBudget(name, **({"max_running": 300} if name == "beg-mab" else {})),
         Batch(256, acceptance=0.5),
@@ -362,10 +362,9 @@ def test_budgets_and_feedback_of_256_requests_take_less_than_150_us(name):
     for _ in range(10):
         batch.step(policy)
     requests, drafted = batch.requests(), np.arange(256) % 5
-    spent_s = []
-    for _ in range(300):
-        start_s = time.perf_counter()
+
+    def step():
         policy.observe(drafted, drafted // 2, step_ms=9.0)
         policy.budgets(requests)
-        spent_s.append(time.perf_counter() - start_s)
-    assert min(spent_s) < 150e-6
+
+    assert least_us(step) < 150
