@@ -52,7 +52,7 @@ def sources(pattern: str) -> set[str]:
 def adapters() -> set[str]:
     """The files of integrations/, as a wheel names them."""
     folder = REPOSITORY / "integrations"
-    return {str(path.relative_to(folder)) for path in folder.rglob("*.py")}
+    return {str(path.relative_to(folder)) for name in ("*.py", "py.typed") for path in folder.rglob(name)}
 
 
 def test_sdist_holds_the_sources_and_nothing_generated(built: Built) -> None:

@@ -230,7 +230,7 @@ def test_published_policies_take_their_settings(log: Path, capsys: pytest.Captur
             r"batch-threshold, not with none\.",
         ),
         (["--threshold", "4"], r"--threshold goes with --policy beg-mab, batch-threshold, not with length-aware\."),
-        (["--policy", "beg-mab", "--threshold", "-1"], r"max_running is -1; it must be 0 <= max_running < 2\*\*62\."),
+        (["--policy", "beg-mab", "--threshold", "-1"], r"threshold is -1; it must be 0 <= threshold < 2\*\*62\."),
         (["--latency", "0,0"], r"Invalid value for '--latency': c_base_ms and c_tok_ms are both 0; one must .*\."),
         (
             ["--latency", "-1,1"],

@@ -57,6 +57,7 @@ def test_latency_is_a_preset_or_coefficients_or_learned() -> None:
         ({"latency": [1.0]}, "latency is (1.0,); it must be a preset or 2 to 4 of c_base_ms, "),
         ({"latency": [-1.0, 1.0]}, "c_base_ms is -1.0"),
         ({"latency": 3}, "latency is 3; it must be"),
+        ({"policy": "fixed", "latency": "a100"}, "latency is 'a100', which is no preset; there are: "),
         ({"window_epochs": 0}, "window_epochs is 0"),
         ({"window_epochs": "4"}, "window_epochs must be an int, not str"),
         ({"max_history_bytes": 0}, "max_bytes is 0"),

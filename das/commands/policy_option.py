@@ -150,4 +150,4 @@ def _made(make: Callable[..., BudgetPolicy], options: dict[str, float]) -> Budge
     try:
         return make(**options)
     except ValueError as error:
-        raise click.UsageError(f"{error}.") from None
+        raise click.UsageError(f"{error}.".replace("max_running", "threshold")) from None  # as the flag is called

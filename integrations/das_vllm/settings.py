@@ -77,6 +77,7 @@ class Settings:
             raise ValueError("deterministic is true; with shared_history, clocks decide when what others sent arrives")
         if self.inject_num_speculative_tokens is not None:
             _check_draft_tokens(self.inject_num_speculative_tokens, "inject_num_speculative_tokens")
+        self.latency_model()  # policies that use none would let a wrong one pass
         self.make_policy(MOST_DRAFT_TOKENS)
         self.make_history()
 
