@@ -40,6 +40,6 @@ def run_with_stderr_on_terminal(*args: object) -> tuple[str, bytes]:
     process = start(*args, stderr=stderr)
     os.close(stderr)
     shown = all_shown(terminal)
-    output, _ = process.communicate(timeout=20)
+    output, _ = process.communicate(timeout=60)
     assert process.returncode == 0
     return output, shown

@@ -77,7 +77,7 @@ class Worker:
         return [r.response_token_ids.tolist() for r in self.history.rollouts(das.prompt_key(prompt))]
 
 
-def settle(*workers, until=lambda: True, timeout_s=20.0):
+def settle(*workers, until=lambda: True, timeout_s=60.0):
     """Take steps until what is queued has been sent and taken in, and `until` holds."""
     end_s = time.monotonic() + timeout_s
     rounds = 0

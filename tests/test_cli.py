@@ -86,14 +86,14 @@ def test_an_empty_text_is_no_file_name(log: Path, capsys: pytest.CaptureFixture[
 def test_a_shell_completes_commands(tmp_path: Path) -> None:
     asked = os.environ | {"COMP_WORDS": "das re", "COMP_CWORD": "1", "_DAS_COMPLETE": "bash_complete"}
     process = start(env=asked | {"PYTHONPATH": str(REPOSITORY)}, cwd=tmp_path)
-    assert process.communicate(timeout=20)[0] == "plain,replay\n"
+    assert process.communicate(timeout=60)[0] == "plain,replay\n"
 
 
 def test_dash_is_standard_input_gzipped_or_not(log: Path) -> None:
-    named, _ = start("inspect", "--json", log).communicate(timeout=20)
+    named, _ = start("inspect", "--json", log).communicate(timeout=60)
     for piped in (log.read_bytes(), gzip.compress(log.read_bytes())):
         process = start("inspect", "--json", "-", stdin=subprocess.PIPE, text=False)
-        printed, errors = process.communicate(piped, timeout=20)
+        printed, errors = process.communicate(piped, timeout=60)
         assert (process.returncode, errors) == (0, b"")
         assert json.loads(printed) == json.loads(named) | {"logs": ["/dev/stdin"]}
 
@@ -155,7 +155,7 @@ def test_no_records_no_summary() -> None:
 
 def test_table_without_terminal_has_no_control_characters(log: Path) -> None:
     process = start("inspect", log)
-    output, errors = process.communicate(timeout=20)
+    output, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (0, "")
     assert all(character.isprintable() or character == "\n" for character in output)
     cells = [line.split() for line in output.splitlines()]
@@ -253,7 +253,7 @@ def test_ctrl_c_prints_what_was_read_and_exits_130(tmp_path: Path, as_json: bool
         writer.flush()
         wait_until_blocked_in_read(process, fifo)
         process.send_signal(signal.SIGINT)
-        output, errors = process.communicate(timeout=10)
+        output, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (130, "das: stopped by Ctrl-C\n")
     if as_json:
         found = json.loads(output)
@@ -289,7 +289,7 @@ def test_ctrl_c_before_the_first_row(tmp_path: Path, command: str) -> None:
     process = start(command, fifo)
     with open(fifo, "w"):  # returns once the process has opened its end
         process.send_signal(signal.SIGINT)
-        output, errors = process.communicate(timeout=10)
+        output, errors = process.communicate(timeout=60)
     assert (process.returncode, output, errors) == (130, "", "das: stopped by Ctrl-C\n")
 
 

@@ -50,7 +50,7 @@ def test_a_reader_that_has_gone_ends_the_command_silently(log: Path, args: list[
     os.close(reading)
     process = start(*args, *[log] * ("--help" not in args), stdout=writing)
     os.close(writing)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (1, "")
 
 
@@ -58,7 +58,7 @@ def test_a_reader_that_has_gone_ends_the_command_silently(log: Path, args: list[
 def test_piped_into_head(log: Path, args: list[str]) -> None:
     command = " ".join(f"'{word}'" for word in (*COMMAND, *args, str(log)))
     done = subprocess.run(
-        ["sh", "-c", f"{command} | head -n 1"], capture_output=True, text=True, timeout=30, cwd=REPOSITORY
+        ["sh", "-c", f"{command} | head -n 1"], capture_output=True, text=True, timeout=60, cwd=REPOSITORY
     )
     assert len(done.stdout.splitlines()) == 1
     assert done.stderr == ""
@@ -73,7 +73,7 @@ def test_streams_that_are_closed(log: Path, args: list[str]) -> None:
         (">&- 2>&-", 1, ""),
     ):
         done = subprocess.run(
-            ["sh", "-c", f"{command} {closed}"], capture_output=True, text=True, timeout=30, cwd=REPOSITORY
+            ["sh", "-c", f"{command} {closed}"], capture_output=True, text=True, timeout=60, cwd=REPOSITORY
         )
         assert (done.returncode, done.stderr) == (code, errors)
         assert bool(done.stdout) == (code == 0)
@@ -94,7 +94,7 @@ def on_terminal(columns: int, *args: object, by_environment: bool) -> str:
     process = start(*args, stdout=stdout, env=environment)
     os.close(stdout)
     shown = all_shown(terminal)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (0, "")
     return re.sub(r"\x1b\[[\d;]*m", "", shown.decode().replace("\r\n", "\n"))
 
@@ -133,7 +133,7 @@ def test_a_terminal_too_narrow_for_the_step_alone_breaks_figures_into_lines(log:
 
 def test_a_pipe_has_room_for_all_columns_whatever_the_terminal(log: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "COLUMNS": "60"}
-    done = subprocess.run([*COMMAND, "inspect", log], capture_output=True, text=True, timeout=30, env=environment)
+    done = subprocess.run([*COMMAND, "inspect", log], capture_output=True, text=True, timeout=60, env=environment)
     assert len(words_of_row(done.stdout, "all")) == 12
 
 
@@ -159,7 +159,7 @@ def test_ctrl_c_while_modules_are_loaded(tmp_path: Path, library: str, moment: i
         wait_for_import(process, library)
         time.sleep(random.Random(moment).random() * 0.3 if moment else 0.0)
         process.send_signal(signal.SIGINT)
-        output, errors = process.communicate(timeout=20)
+        output, errors = process.communicate(timeout=60)
     finally:
         process.kill()
     assert (process.returncode, output, errors) == (130, "", "das: stopped by Ctrl-C\n")
@@ -169,6 +169,6 @@ def test_ctrl_c_that_a_shell_ignores_stays_ignored(log: Path) -> None:
     code = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); import sys; from das_command import main; "
     code += "code = main(); assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN; sys.exit(code)"
     done = subprocess.run(
-        [sys.executable, "-c", code, "inspect", "--json", log], capture_output=True, timeout=30, cwd=REPOSITORY
+        [sys.executable, "-c", code, "inspect", "--json", log], capture_output=True, timeout=60, cwd=REPOSITORY
     )
     assert (done.returncode, done.stderr) == (0, b"")

@@ -80,7 +80,7 @@ def test_what_cannot_be_written(folder: Path, args: list[str], name: str, capsys
 def test_a_full_disk_behind_stdout(folder: Path, args: list[str]) -> None:
     with open("/dev/full", "w") as full:
         process = start(*args, *["log.jsonl"] * ("--help" not in args), stdout=full)
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (1, "das: error: stdout: No space left on device\n")
 
 

@@ -73,7 +73,7 @@ def vllm_engine(**settings):
     return Runner(das={**options, **settings}, num_speculative_tokens=8)
 
 
-def wait_for(condition, step, timeout_s=20.0):
+def wait_for(condition, step, timeout_s=60.0):
     end_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end_s

@@ -56,7 +56,7 @@ def cells(output: str) -> list[list[str]]:
 
 def test_table_without_terminal_has_no_control_characters(log: Path) -> None:
     process = start("replay", log, "--policy", "fixed")
-    output, errors = process.communicate(timeout=20)
+    output, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (0, "")
     assert all(character.isprintable() or character == "\n" for character in output)
     assert ["step", "rollouts", "tokens", "step", "step", "rate", "length", "saved", "steps", "drafts"] in cells(output)
@@ -301,8 +301,8 @@ def test_ctrl_c_prints_what_was_counted_and_exits_130(long_log: Path, as_json: b
     wait_for_cpu_time(process, 0.3)
     process.send_signal(signal.SIGINT)
     sent_s = time.monotonic()
-    output, errors = process.communicate(timeout=10)
-    assert time.monotonic() - sent_s < 3  # about a quarter of a second on an idle machine
+    output, errors = process.communicate(timeout=60)
+    assert time.monotonic() - sent_s < 10  # a quarter of a second where nothing else runs; to the end, half a minute
     assert (process.returncode, errors) == (130, "das: stopped by Ctrl-C\n")
     if as_json:
         found = json.loads(output)

@@ -287,7 +287,7 @@ def test_ctrl_c_ends_a_simulation(tmp_path: Path) -> None:
     assert process.stderr is not None
     assert "skipped" in process.stderr.readline()  # all is read
     process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=20)
+    output, errors = process.communicate(timeout=60)
     assert (process.returncode, output, errors) == (130, "", "das: stopped by Ctrl-C\n")
 
 

@@ -180,7 +180,7 @@ def test_a_forked_process_feeds_for_itself(tmp_path):
     child = os.fork()
     if not child:
         add(feed, [5])
-        os._exit(0 if feed.flush(timeout_s=20) else 1)
+        os._exit(0 if feed.flush(timeout_s=60) else 1)
     add(feed, [6])
     assert feed.flush()
     assert os.waitpid(child, 0)[1] == 0
