@@ -90,7 +90,7 @@ TESTS = {
     DRAFT_TREE: ("test_draft_tree.py",),
     LIVE: (*DRAFT_TESTS, "test_draft_tree.py"),
     RECORD: (*HISTORY_TESTS, "test_rollout_identity.py", "test_state.py"),
-    HISTORY: (*HISTORY_TESTS, "test_leaks.py"),
+    HISTORY: (*HISTORY_TESTS, "test_leaks.py", "test_state.py"),
     COMMON: ("test_common_text.py",),
     THROUGHPUT: ("test_budget.py", "test_widths.py"),
     LENGTH_BUDGET: ("test_length_budget.py",),
