@@ -16,6 +16,7 @@ VLLM_VERSION = 0.32.0
 RAY = .venvs/ray
 SGLANG = .venvs/sglang
 TRAINERS = .venvs/trainers
+EDITABLE = .venv/editable
 EXAMPLE = examples/amc23_rollouts.jsonl.gz
 STUBBED = $(subst /,.,$(basename $(wildcard das/*.pyi)))
 NATIVE = pyproject.toml $(wildcard das/*.pyx das/*.pxd)
@@ -77,7 +78,7 @@ bench: $(PEERS)/.das
 	PATH="$(CURDIR)/$(PEERS)/bin:$$PATH" sh bench/run.sh $(ARGS)
 
 clean:
-	rm -rf build dist *.egg-info das/*.c das/*.so .venv/.das* $(PEERS)/.das $(RAY)/.das $(VLLM)/.das* $(SGLANG)/.das* $(TRAINERS)/.das
+	rm -rf build dist *.egg-info das/*.c das/*.so .venv/.das* $(EDITABLE) $(PEERS)/.das $(RAY)/.das $(VLLM)/.das* $(SGLANG)/.das* $(TRAINERS)/.das
 	rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find das integrations tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -86,9 +87,20 @@ clean:
 		{ echo "das needs Python 3.11 or newer; $(PYTHON) is: $$($(PYTHON) --version 2>&1)" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 
-# Editable, so that the tests see the sources; compiles the native modules into das/ (about a minute).
-.venv/.das: $(NATIVE) | .venv/bin/pip
-	.venv/bin/pip install --quiet --editable .
+# Compiles the native modules into das/, once (a minute or two): the wheel holds entry points, extras and the way to these
+# sources, so every environment takes it, and tests see the sources.
+$(EDITABLE)/.built: $(NATIVE) | .venv/bin/pip
+	rm -rf $(EDITABLE)
+	.venv/bin/pip install --quiet 'setuptools>=77' 'Cython>=3.1'
+	mkdir $(EDITABLE)
+	@.venv/bin/python -c 'import setuptools.build_meta as backend; backend.build_editable("$(EDITABLE)")' \
+		> $(EDITABLE)/log 2>&1 || { tail -n 40 $(EDITABLE)/log >&2; exit 1; }
+	@touch $@
+
+# A wheel of the same version would not be taken in again.
+.venv/.das: $(EDITABLE)/.built
+	.venv/bin/pip install --quiet --force-reinstall --no-deps $(EDITABLE)/*.whl
+	.venv/bin/pip install --quiet $(EDITABLE)/*.whl
 	@touch $@
 
 # das is installed by now, so this adds the packages of an extra and compiles nothing.
@@ -96,9 +108,10 @@ clean:
 	.venv/bin/pip install --quiet 'das-drafter[$*]'
 	@touch $@
 
-$(RAY)/.das: $(NATIVE)
+$(RAY)/.das: $(EDITABLE)/.built
 	$(PYTHON) -m venv $(RAY)
-	$(RAY)/bin/pip install --quiet --editable '.[ray,test]'
+	$(RAY)/bin/pip install --quiet --force-reinstall --no-deps $(EDITABLE)/*.whl
+	$(RAY)/bin/pip install --quiet 'das-drafter[ray,test]'
 	@touch $@
 
 # torch first: the CPU build of vLLM wants its CPU build. What is removed again does not fit that, and no text model needs it.
@@ -111,8 +124,8 @@ $(VLLM)/.vllm:
 	$(VLLM)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 
-$(VLLM)/.das: $(VLLM)/.vllm $(NATIVE)
-	$(VLLM)/bin/pip install --quiet --no-deps --editable .
+$(VLLM)/.das: $(VLLM)/.vllm $(EDITABLE)/.built
+	$(VLLM)/bin/pip install --quiet --force-reinstall --no-deps $(EDITABLE)/*.whl
 	@touch $@
 
 # For the history service. Ray moves none of the engine's packages, here or with SGLang.
@@ -129,16 +142,16 @@ $(TRAINERS)/.trainers:
 	$(TRAINERS)/bin/pip install --quiet --no-deps verl==0.9.1 openrlhf==0.11.2
 	@touch $@
 
-$(TRAINERS)/.das: $(TRAINERS)/.trainers $(NATIVE)
-	$(TRAINERS)/bin/pip install --quiet --no-deps --editable .
+$(TRAINERS)/.das: $(TRAINERS)/.trainers $(EDITABLE)/.built
+	$(TRAINERS)/bin/pip install --quiet --force-reinstall --no-deps $(EDITABLE)/*.whl
 	@touch $@
 
 $(SGLANG)/.sglang: tests/sglang_stand_ins/install.sh
 	sh tests/sglang_stand_ins/install.sh $(SGLANG)
 	@touch $@
 
-$(SGLANG)/.das: $(SGLANG)/.sglang $(NATIVE)
-	$(SGLANG)/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+$(SGLANG)/.das: $(SGLANG)/.sglang $(EDITABLE)/.built
+	$(SGLANG)/bin/python -m pip install --quiet --force-reinstall --no-deps $(EDITABLE)/*.whl
 	@touch $@
 
 $(SGLANG)/.das-ray: $(SGLANG)/.das
@@ -149,6 +162,7 @@ $(PEERS)/.peers: bench/peers/install.sh bench/peers/requirements.txt bench/peers
 	sh bench/peers/install.sh $(PEERS)
 	@touch $@
 
-$(PEERS)/.das: $(PEERS)/.peers $(NATIVE)
-	$(PEERS)/bin/python -m pip install --quiet --editable .
+$(PEERS)/.das: $(PEERS)/.peers $(EDITABLE)/.built
+	$(PEERS)/bin/python -m pip install --quiet --force-reinstall --no-deps $(EDITABLE)/*.whl
+	$(PEERS)/bin/python -m pip install --quiet das-drafter
 	@touch $@

@@ -109,7 +109,7 @@ TREE_MUTATIONS = [
     # ------------------------------------------------------------------------------------------------ reading
     Mutation(TREE, "cursor-cap-short", "min(cursor.num_orders + 1, tree.max_order)", "min(cursor.num_orders + 1, tree.max_order - 1)",
              "a context grows to max_order tokens"),
-    Mutation(PLACES, "end-mark-as-token", "    if found.top_token < 0:", "    if found.top_token < CLOSED_END:",
+    Mutation(PLACES, "end-mark-as-token", "    if found.top_token < 0:", "    if found.top_token < -1:",
              "behind a closed sequence nothing follows"),
     Mutation(PLACES, "child-count-on-edge-unchecked", "    elif tree.text[start_of(tree, child) + order] == token:",
              "    else:", "an edge continues with one token only"),

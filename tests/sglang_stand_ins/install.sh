@@ -6,7 +6,7 @@ set -eu
 folder=$1
 [ -x "$folder/bin/python" ] || "${PYTHON:-python3}" -m venv "$folder"
 pip="$folder/bin/python -m pip install --quiet"
-$pip torch==2.13.0 "setuptools>=77" "Cython>=3.1" "pytest>=8" "hypothesis>=6.100" "rich>=13"
+$pip torch==2.13.0 "setuptools>=77" "pytest>=8" "hypothesis>=6.100" "rich>=13"
 $pip transformers==5.19.0 tokenizers==0.23.2 numpy msgspec orjson pyzmq psutil fastapi uvicorn uvloop aiohttp requests \
     pydantic packaging pillow tqdm prometheus-client setproctitle python-multipart interegular einops xxhash regex tiktoken \
     sentencepiece==0.2.1 partial_json_parser IPython openai==2.8.0 openai-harmony==0.0.4 pybase64 watchfiles zstandard \
