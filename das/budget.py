@@ -153,16 +153,45 @@ def same_prices(num_requests: int, price: float) -> FloatArray:
 
 
 class BudgetPolicy(Protocol):
-    """The methods `plan_step` calls. Nothing to inherit from.
+    """The methods `plan_step` calls. Nothing to inherit from. What they raise, `plan_step` raises.
 
     A policy may have two more. `choose_width`, as `ThroughputBudget` has it, is for engines that verify one width for
     all. `observe_finished(finished: FinishedRollouts)` hears which rollouts entered the history since the last step.
     """
 
-    def budgets(self, requests: RunningRequests) -> tuple[IntArray, FloatArray]: ...
-    def observe(self, drafted: IntArray, accepted: IntArray, *, step_ms: float | None = None) -> None: ...
-    def state(self) -> dict[str, Any]: ...
-    def load_state(self, state: dict[str, Any]) -> None: ...
+    def budgets(self, requests: RunningRequests) -> tuple[IntArray, FloatArray]:
+        """Return how far each request may draft in this decode step, and from which chance on.
+
+        Args:
+            requests: those that draft, in the order of `plan_step`'s request_ids.
+
+        Returns:
+            caps (int64, 0 to 64 draft tokens) and prices (float64, >= 0), one entry a request: drafting goes on while
+            all tokens of the draft together are accepted with at least the price as probability. Above 1: no draft.
+        """
+        ...
+
+    def observe(self, drafted: IntArray, accepted: IntArray, *, step_ms: float | None = None) -> None:
+        """Take note of what was verified since the last call, before `budgets` is asked.
+
+        Args:
+            drafted, accepted: tokens (int64), one entry a request and decode step that has ended, in the order in which
+                the drafter heard of them (`Drafter.extend`); 0 <= accepted <= drafted. Empty: only the time is new.
+            step_ms: what the last decode step took; None: not measured. It may be no sensible time (NaN, negative).
+        """
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Return what was learned as plain values that JSON can hold, for `das.save_state`."""
+        ...
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` of such a policy returned.
+
+        Raises:
+            TypeError, ValueError: it is no such state; nothing has changed then.
+        """
+        ...
 
 
 class StatelessPolicy:

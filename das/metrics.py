@@ -64,7 +64,10 @@ def summarise(requests: Iterable[AcceptanceCounters]) -> dict[str, float | int]:
     A request that never decoded is left out of the request means; one that never drafted is left out of the means of
     the acceptance rate and the acceptance length, which it does not have.
 
-    Complexity: O(requests).
+    Args:
+        requests: the counters of each, as `Drafter.finish` returns them.
+
+    Never raises. Complexity: O(requests).
     """
     per_request = [counters for counters in requests if counters.num_decode_steps]
     total = sum(per_request, AcceptanceCounters())

@@ -67,7 +67,14 @@ class SavedState:
         return (rollout for window in self.windows for rollout in window.rollouts)
 
     def check_vocabulary(self, vocabulary_size: int) -> None:
-        """Raise ValueError where a model of so many tokens does not have all that are stored: drafted, they stop it."""
+        """Raise where a model does not have all tokens that are stored: drafted, they would stop its engine.
+
+        Args:
+            vocabulary_size: tokens that the model has, >= 1.
+
+        Raises:
+            ValueError: a stored token id is vocabulary_size or more; it names the directory and the id.
+        """
         if self.greatest_token_id >= vocabulary_size:
             found = f"{self.directory}: it holds token {self.greatest_token_id}"
             raise ValueError(f"{found}; the model's vocabulary has {vocabulary_size}")
@@ -193,6 +200,12 @@ def compact_state(path: StatePath) -> SaveSummary:
 
     A process that goes on saving to the directory writes everything once more then: it saves incrementally on top of
     its own last save only, and does the same as this by itself, when it pays.
+
+    Args:
+        path: the directory that `save_state` wrote; nobody else may write to it meanwhile.
+
+    Returns:
+        what was written.
 
     Raises:
         as `load_state` and `save_state`. The directory holds the state before then.

@@ -121,6 +121,8 @@ def test_links_lead_somewhere(page: Path) -> None:
             file = (page.parent / path).resolve() if path else page
             assert file.exists(), f"{page.name}: {target}"
             assert not anchor or anchor in anchors(file), f"{page.name}: {target}"
+            is_on_the_site = page.parent == REPOSITORY / "docs" and not page.is_symlink()
+            assert not is_on_the_site or not path.startswith("../"), f"{page.name}: {target} is not part of the site"
 
 
 def test_the_picture_of_the_tree_is_drawn_from_a_tree() -> None:

@@ -6,8 +6,12 @@ from pathlib import Path
 import pytest
 from log_samples import parquet, read_skipping, responses, row, verl, word_tokenizer, write
 
+from das import Rollout, prompt_key
 from das.analysis import LogError, read_log
 from das.analysis.formats import FORMATS, format_of
+from das.rollout import named_prompt_key
+from das_sglang import control
+from das_trainers import RolloutLog
 
 DATA = Path(__file__).parent / "data"
 pytestmark = pytest.mark.filterwarnings("ignore:.*tokenised again")
@@ -124,6 +128,36 @@ def test_a_training_step_that_no_rollout_takes_is_a_bad_row(tmp_path: Path, arri
 def test_the_largest_training_step_arrives(tmp_path: Path) -> None:
     [record] = read_log(write(tmp_path / "1.jsonl", row(training_step=2**62 - 1, prompt_key=2**64 - 1)))
     assert (record.rollout.training_step, record.rollout.key) == (2**62 - 1, 2**64 - 1)
+
+
+def test_a_prompt_named_by_text_has_the_key_that_engines_give_it(tmp_path: Path) -> None:
+    rows = [row(prompt_key="problem 17"), row(prompt_key="problem 17", prompt_token_ids=[5]), row(prompt_key=None)]
+    named, again, nameless = read_log(write(tmp_path / "1.jsonl", *rows))
+    assert named.rollout.key == again.rollout.key == named_prompt_key("problem 17")
+    assert nameless.rollout.key == prompt_key([1, 2])
+
+
+def test_a_log_that_numbers_samples_keeps_their_numbers(tmp_path: Path) -> None:
+    """As `das_trainers.RolloutLog` writes them, so that a rollout read again is the same one."""
+    log = RolloutLog(tmp_path)
+    log.add_many([Rollout(prompt_token_ids=[1], response_token_ids=[2], ordinal=ordinal) for ordinal in (7, 0, 3)])
+    log.close()
+    assert [record.rollout.ordinal for record in read_log(tmp_path)] == [7, 0, 3]
+    path = write(tmp_path / "bad.jsonl", row(ordinal=2**31))
+    with pytest.raises(LogError, match=r"ordinal must be an integer, .*2\*\*31, not 2147483648"):
+        list(read_log(path))
+
+
+def test_engines_take_the_rows_of_a_log(tmp_path: Path) -> None:
+    rows = [row(prompt_key="a", truncated=True, request_id="r"), row(response_mask=[True, False, True])]
+    path = write(tmp_path / "1.jsonl", *rows)
+    pushed = list(control._parsed("", str(path)))
+    for one, record in zip(pushed, read_log(path), strict=True):
+        assert (one.key, one.response_hash, one.training_step) == (
+            record.rollout.key,
+            record.rollout.response_hash,
+            record.rollout.training_step,
+        )
 
 
 def test_nemo_rl_values_may_come_as_lists_of_one(tmp_path: Path) -> None:

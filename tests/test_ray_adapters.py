@@ -1,6 +1,8 @@
 """The setting `shared_history` in both engines' adapters: what it may be, and that engines draft from each other."""
 
 import logging
+import re
+import sys
 import time
 
 import pytest
@@ -10,6 +12,7 @@ from vllm_runner import Runner
 
 import das
 from das_ray import SharedHistorySettings, read_shared_history, shared_history
+from das_ray.__main__ import main as das_ray_main
 from das_ray.exchange import ServiceError
 from das_sglang.drafting import Drafting
 from das_sglang.settings import Settings as SglangSettings
@@ -32,8 +35,8 @@ def shards(tmp_path, monkeypatch):
     ("value", "reason"),
     [
         ("NAME", r"shared_history: service is 'NAME'; it must be \"ray:NAME\""),
-        ("ray:", "service is 'ray:'"),
-        ("ray:a b", "service is 'ray:a b'"),
+        ("ray:", "the NAME of service is ''; it must be 1 to 100 letters, digits, _, . or -"),
+        ("ray:a b", "the NAME of service is 'a b'; it must be 1 to 100 letters"),
         ("http:x", "service is 'http:x'"),
         ({}, "shared_history has no service"),
         ({"service": "ray:a", "port": 1}, "has 'port', which is no setting; there are: service, namespace"),
@@ -66,6 +69,23 @@ def test_right_settings_and_none():
     assert SglangSettings(shared_history="ray:x").as_dict()["shared_history"]["service"] == "ray:x"
     with pytest.raises(ValueError, match="deterministic is true; with shared_history, clocks decide"):
         read_settings({"das": {"shared_history": "ray:x", "deterministic": True}}, {})
+
+
+@pytest.mark.parametrize("arguments", [["start", "run", "--directory", "."], ["stop", "run"], ["status", "run"]])
+def test_the_command_says_what_to_install_where_ray_is_missing(arguments, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "das_ray.service", raising=False)
+    assert das_ray_main(arguments) == 1
+    assert re.fullmatch(r"das_ray: .*\bray\b.*: pip install 'ray>=2.40,<3'\n", capsys.readouterr().err)
+
+
+def test_an_engine_without_ray_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "das_ray.service", raising=False)
+    drafter, settings = das.Drafter(), SharedHistorySettings(service="ray:x")
+    sharing = shared_history.SharedHistory(settings, drafter=drafter, policy=das.NoDraft)
+    wait_for(lambda: "pip install 'ray" in sharing.statistics()["state"], sharing.between_steps)
+    sharing.close()
 
 
 def vllm_engine(**settings):

@@ -238,6 +238,20 @@ def test_a_bad_row_is_left_out_and_told_of(tmp_path, caplog):
     assert "train_data_step2.jsonl" in caplog.text
 
 
+def test_files_written_just_before_the_end_are_fed(tmp_path):
+    """No second look tells that the last file has stopped growing; that training has ended does."""
+    history = RolloutHistory()
+    feed = Feed(history)
+    stop = threading.Event()
+    thread = threading.Thread(target=das_nemo_rl.follower(tmp_path, feed).run, args=(stop,), kwargs={"every_s": 60})
+    thread.start()
+    write(tmp_path / "train_data_step3.jsonl", nemo_rl())
+    stop.set()
+    thread.join(60)
+    assert feed.flush()
+    assert [stored.training_step for stored in history.rollouts(prompt_key([1, 2]))] == [3]
+
+
 def test_a_thread_follows_until_it_is_stopped(tmp_path):
     history = RolloutHistory()
     feed = Feed(history)

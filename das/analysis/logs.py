@@ -334,7 +334,7 @@ class _LogReader:
         if is_later_turn:
             rollout = with_changes(rollout, prompt_key=key)
         step = -1 if rollout.training_step is None else rollout.training_step
-        ordinal = self._count(rollout.key, step, rollout.response_hash)
+        ordinal = rollout.ordinal or self._count(rollout.key, step, rollout.response_hash)
         sample = self._count(rollout.key, step)
         return LogRecord(
             rollout=with_changes(rollout, ordinal=ordinal) if ordinal else rollout,

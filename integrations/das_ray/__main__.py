@@ -6,15 +6,20 @@ import argparse
 import json
 import sys
 
-import ray
-
 from das_ray.exchange import ServiceError
-from das_ray.service import RayShards, start_history, stop_history
+from das_ray.settings import INSTALL_RAY
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; return its exit code."""
     options = _parser().parse_args(arguments)
+    try:
+        import ray
+
+        from das_ray.service import RayShards, start_history, stop_history
+    except ModuleNotFoundError as error:
+        print(f"das_ray: {error}: {INSTALL_RAY}", file=sys.stderr)
+        return 1
     try:
         ray.init(address=options.address, namespace=options.namespace, log_to_driver=False, logging_level="ERROR")
         if options.command == "start":

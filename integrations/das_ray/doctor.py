@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 from importlib.metadata import PackageNotFoundError, version
 
+from das_ray.settings import INSTALL_RAY
+
 _OLDEST, _BELOW = (2, 40), (3, 0)
 
 
@@ -15,7 +17,7 @@ def checks() -> list[tuple[str, str, str]]:
     except (ImportError, PackageNotFoundError, ValueError):
         found = None
     if found is None:
-        return [("Ray", "off", "not installed here; a history that workers share needs it: pip install 'ray>=2.40,<3'")]
+        return [("Ray", "off", f"not installed here; a history that workers share needs it: {INSTALL_RAY}")]
     parts = [int(part) for part in found.split(".")[:2] if part.isdecimal()]
     if not _OLDEST <= tuple(parts) < _BELOW:
         return [("Ray", "wrong", f"{found}; das-drafter[ray] allows 2.40 up to, not including, 3")]

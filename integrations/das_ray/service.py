@@ -13,6 +13,7 @@ from ray.exceptions import ActorDiedError, RayError, RayTaskError
 from das.checked_values import check_int
 from das_ray.exchange import ServiceError
 from das_ray.messages import MessageError, count_in, read_note
+from das_ray.settings import check_name
 from das_ray.shard import HistoryShard
 
 CALL_TIMEOUT_S = 30.0  # a snapshot of a large shard takes seconds
@@ -39,7 +40,7 @@ def start_history(
     what they have acknowledged from their directories.
 
     Args:
-        name: of the service; an engine's settings name it as "ray:NAME".
+        name: of the service, 1 to 100 letters, digits, _, . or -; an engine's settings name it as "ray:NAME".
         directory: of the service; each shard has its own in it. Where a shard may come back on another machine, on a
             file system that all of them have.
         num_shards: over which prompts are spread, >= 1. A directory goes with one number.
@@ -56,6 +57,8 @@ def start_history(
         TypeError, ValueError: a bad argument, or a service of that name runs with other settings. ServiceError: a shard
         does not start; it says why.
     """
+    check_name(name, "name")
+    check_name(namespace, "namespace")
     for label, value in (("num_shards", num_shards), ("window_epochs", window_epochs), ("max_bytes", max_bytes)):
         check_int(value, label, below=1 << 62)
         if value == 0:

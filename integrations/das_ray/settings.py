@@ -7,8 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+INSTALL_RAY = "pip install 'ray>=2.40,<3'"
+
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 _FORM = '"ray:NAME", of the service that `python -m das_ray start NAME` started'
+
+
+def check_name(name: str, label: str) -> None:
+    """Raise a TypeError or ValueError unless a service or a namespace may be called so, here and in Ray."""
+    if not isinstance(name, str):
+        raise TypeError(f"{label} must be a str, not {type(name).__name__}")
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{label} is {name!r}; it must be 1 to 100 letters, digits, _, . or -")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,13 +48,12 @@ class SharedHistorySettings:
     max_queue_bytes: int = 64 << 20
 
     def __post_init__(self) -> None:
-        for name in ("service", "namespace"):
-            if not isinstance(getattr(self, name), str):
-                raise TypeError(f"{name} must be a str, not {type(getattr(self, name)).__name__}")
-        if not self.service.startswith("ray:") or not _NAME.fullmatch(self.name):
+        if not isinstance(self.service, str):
+            raise TypeError(f"service must be a str, not {type(self.service).__name__}")
+        if not self.service.startswith("ray:"):
             raise ValueError(f"service is {self.service!r}; it must be {_FORM}")
-        if not _NAME.fullmatch(self.namespace):
-            raise ValueError(f"namespace is {self.namespace!r}; it must be 1 to 100 letters, digits, _, . or -")
+        check_name(self.name, "the NAME of service")
+        check_name(self.namespace, "namespace")
         if self.address is not None and not isinstance(self.address, str):
             raise TypeError(f"address must be a str or null, not {type(self.address).__name__}")
         if not isinstance(self.in_step, bool):

@@ -21,7 +21,7 @@ from das_ray.installer import Installer
 from das_ray.learned import Learned
 from das_ray.messages import Piece, piece_name
 from das_ray.outbox import Outbox
-from das_ray.settings import SharedHistorySettings
+from das_ray.settings import INSTALL_RAY, SharedHistorySettings
 
 logger = logging.getLogger("das")
 
@@ -260,6 +260,9 @@ def _connect_to_ray(settings: SharedHistorySettings) -> Shards:
             "this process was forked from one that uses Ray, so it cannot. Let engines start theirs anew (vLLM: "
             "VLLM_WORKER_MULTIPROC_METHOD=spawn)"
         )
-    from das_ray.service import RayShards  # Ray takes a second to import, and need not be installed
+    try:
+        from das_ray.service import RayShards  # Ray takes a second to import, and need not be installed
+    except ModuleNotFoundError as error:
+        raise ServiceError(f"{error}: {INSTALL_RAY}") from None
 
     return RayShards(settings.name, namespace=settings.namespace, address=settings.address)

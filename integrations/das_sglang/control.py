@@ -17,6 +17,7 @@ from das.rollout import named_prompt_key
 from das_sglang.drafting import Drafting
 
 _T = TypeVar("_T")
+_FIELDS_OF_LOGS = {"prompt_id", "sample", "truncated"}  # that das' logs may have and rollouts have not
 _INTERNAL_STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController"
 
 
@@ -38,7 +39,7 @@ def das_push(scheduler: Any, rollouts: str = "", path: str = "") -> None:
 
     Args:
         rollouts: a JSON array of objects with the fields of `das.Rollout`; `prompt_key` may be a name.
-        path: of a file with such an object in each line, that every rank can read.
+        path: of a file with such an object in each line, as logs of format `das` have, that every rank can read.
 
     Raises:
         TypeError, ValueError: no JSON, or no rollout; it names the first that is none. None is taken then, on any rank.
@@ -194,6 +195,6 @@ def _parsed(rollouts: str, path: str) -> Iterator[das.Rollout]:
         try:
             if isinstance(item.get("prompt_key"), str):
                 item["prompt_key"] = named_prompt_key(item["prompt_key"])
-            yield das.Rollout(**item)
+            yield das.Rollout(**{name: value for name, value in item.items() if name not in _FIELDS_OF_LOGS})
         except (AttributeError, TypeError, ValueError) as error:
             raise ValueError(f"rollout {number}: {error}") from error

@@ -34,18 +34,21 @@ class LogFollower:
     ) -> None:
         self._directory = Path(directory)
         self._feed = feed
-        self._is_complete = is_complete or self._is_unchanged
+        self._is_complete = is_complete
         self._seen: dict[Path, tuple[int, int]] = {}  # size and time of change at the last look
         self._done: set[Path] = set()
 
-    def poll(self) -> int:
+    def poll(self, *, is_last: bool = False) -> int:
         """Feed what has been completed since the last call; return how many rollouts. Never raises.
 
         A row that is no rollout is left out, and told of in the log.
+
+        Args:
+            is_last: training has ended, so that a file need not be seen unchanged to count as complete.
         """
         num_fed = 0
         with self._feed.guard("following a log"):
-            for file in self._new_files():
+            for file in self._new_files(is_last):
                 self._done.add(file)
                 try:
                     num_fed += self._feed_file(file)
@@ -54,17 +57,21 @@ class LogFollower:
         return num_fed
 
     def run(self, stop: threading.Event, *, every_s: float = 10.0) -> None:
-        """Poll until `stop` is set, and once more then: for a thread, or a process beside the trainer."""
+        """Poll until `stop` is set, when training has ended, and take what is left then.
+
+        For a thread, or a process beside the trainer.
+        """
         while not stop.wait(every_s):
             self.poll()
-        self.poll()
+        self.poll(is_last=True)
 
-    def _new_files(self) -> list[Path]:
+    def _new_files(self, is_last: bool) -> list[Path]:
         try:
             files = log_files(self._directory)
         except (FileNotFoundError, LogError):  # nothing there yet
             return []
-        return [file for file in files if file not in self._done and self._is_complete(file)]
+        whole = self._is_complete or (lambda file: is_last or self._is_unchanged(file))
+        return [file for file in files if file not in self._done and whole(file)]
 
     def _feed_file(self, file: Path) -> int:
         num_fed = 0

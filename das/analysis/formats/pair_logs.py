@@ -10,7 +10,7 @@ from typing import Any
 
 from das.analysis.fields import BadRow, Row, mask, number, required, text, token_ids, whole_number
 from das.analysis.formats.log_format import LogFormat, ParsedRow, having_any
-from das.rollout import Rollout
+from das.rollout import Rollout, named_prompt_key
 
 _DAS_IDS = ("prompt_token_ids", "response_token_ids")
 _OPEN_INSTRUCT_IDS = ("prompt_tokens", "response_tokens")
@@ -19,7 +19,10 @@ _OPEN_INSTRUCT_IDS = ("prompt_tokens", "response_tokens")
 def _das_row(row: Row, _file: Path, _tokenizer: Any) -> ParsedRow:
     prompt, response = (token_ids(required(row, field), field) for field in _DAS_IDS)
     prompt_id, truncated = row.get("prompt_id"), row.get("truncated")
-    names_key = type(row.get("prompt_key")) is int  # a trainer's own field of that name may hold text
+    key = row.get("prompt_key")
+    names_key = isinstance(key, str) or (isinstance(key, int) and not isinstance(key, bool))
+    if isinstance(key, int):
+        key = whole_number(row, "prompt_key", bits=64)
     return ParsedRow(
         rollout=Rollout(
             prompt_token_ids=prompt,
@@ -27,10 +30,11 @@ def _das_row(row: Row, _file: Path, _tokenizer: Any) -> ParsedRow:
             training_step=whole_number(row, "training_step"),
             reward=number(row.get("reward"), "reward"),
             request_id=text(row, "request_id"),
-            prompt_key=whole_number(row, "prompt_key", bits=64) if names_key else None,
+            prompt_key=named_prompt_key(key) if names_key else None,
             response_mask=mask(
                 row.get("response_mask"), "response_mask", num_tokens=len(response), of="response token"
             ),
+            ordinal=whole_number(row, "ordinal", bits=31) or 0,
         ),
         names_key=names_key,
         sample=whole_number(row, "sample"),
@@ -70,6 +74,7 @@ DAS = LogFormat(
         "request_id",
         "response_mask",
         "truncated",
+        "ordinal",
     ),
     fits=having_any(*_DAS_IDS),
     parse=_das_row,
