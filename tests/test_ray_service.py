@@ -407,6 +407,9 @@ def test_what_cannot_start_says_why(ray, service, tmp_path):
     for options in ({"num_shards": 0}, {"max_bytes": 0}, {"window_epochs": 0}):
         with pytest.raises(ValueError, match="it must be at least 1"):
             start_history(name, directory=tmp_path, **options)
+    for bad, options in (("my run", {}), ("x" * 101, {}), (name, {"namespace": "a/b"})):  # no engine takes them
+        with pytest.raises(ValueError, match="it must be 1 to 100 letters, digits"):
+            start_history(bad, directory=tmp_path, **options)
 
 
 def test_the_command_starts_shows_and_stops_a_service(ray, tmp_path):
