@@ -52,6 +52,11 @@ class LengthClassBudget:
         self._has_new_rollouts = True  # since running requests were noted
         self._untold: list[FinishedRollouts] = []  # that classes have not heard of yet
 
+    @property
+    def max_draft_tokens(self) -> int:
+        """The most that a request of any class may draft."""
+        return int(self._caps.max())
+
     def budgets(self, requests: RunningRequests) -> tuple[IntArray, FloatArray]:
         """Return caps (int64, tokens) and prices (float64), one entry a request. Never raises.
 

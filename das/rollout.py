@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -118,6 +118,29 @@ class Rollout:
         """The prompt's key: the caller's own, or the hash of the prompt's token ids."""
         assert self.prompt_key is not None  # set by __post_init__
         return self.prompt_key
+
+
+def rollouts_of_fields(items: Iterable[Mapping[str, Any]]) -> list[Rollout]:
+    """Return rollouts that come as plain values, as trainers push them to engines.
+
+    Args:
+        items: the fields of each; its `prompt_key` may be a text, which stands for `named_prompt_key` of it.
+
+    Raises:
+        ValueError: no rollout; it says which one, from 0, and what is wrong with it.
+
+    Complexity: O(tokens).
+    """
+    rollouts = []
+    for number, item in enumerate(items):
+        try:
+            if not isinstance(item, Mapping):
+                raise TypeError(f"it must be a mapping of the fields of a rollout, not {type(item).__name__}")
+            key = item.get("prompt_key")
+            rollouts.append(Rollout(**{**item, "prompt_key": named_prompt_key(key) if isinstance(key, str) else key}))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"rollout {number}: {error}") from error
+    return rollouts
 
 
 def check_vocabulary(rollouts: Iterable[Rollout], *, vocabulary_size: int) -> None:

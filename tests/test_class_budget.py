@@ -46,6 +46,7 @@ def test_a_cap_for_each_class():
     caps, prices = policy.budgets(asked([1, 2, 3], [0, 0, 0]))
     assert (caps.tolist(), prices.tolist()) == ([2, 3, 5], [0.3] * 3)
     assert repr(policy) == "LengthClassBudget(long=5, medium=3, short=2, min_survival=0.3)"
+    assert (policy.max_draft_tokens, LengthClassBudget(long=1, medium=7).max_draft_tokens) == (5, 7)
     assert repr(LengthClassBudget()) == "LengthClassBudget(long=16, medium=8, short=0, min_survival=0)"
 
 

@@ -13,8 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from das import Rollout, RolloutHistory, prompt_key
+from das.rollout import named_prompt_key, rollouts_of_fields
 
 PROMPT, RESPONSE = [1, 2, 3], [4, 5, 6]
+FIELDS = {"prompt_token_ids": PROMPT, "response_token_ids": RESPONSE}
 token_ids = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=20)
 
 
@@ -254,3 +256,28 @@ def test_rollouts_that_share_a_prompt_still_do_after_pickling():
     history.add_many([rollout(), rollout(ordinal=1)])
     first, second = pickle.loads(pickle.dumps(history.rollouts(prompt_key(PROMPT))))
     assert first.prompt_token_ids is second.prompt_token_ids
+
+
+def test_rollouts_of_plain_values():
+    items = [FIELDS, FIELDS | {"prompt_key": "problem 17", "reward": 0.5}, FIELDS | {"prompt_key": 5}]
+    given = copy.deepcopy(items)
+    found = rollouts_of_fields(items)
+    assert [one.key for one in found] == [prompt_key(PROMPT), named_prompt_key("problem 17"), 5]
+    assert found[1].reward == 0.5
+    assert items == given
+    assert rollouts_of_fields([]) == []
+
+
+@pytest.mark.parametrize(
+    ("bad", "error"),
+    [
+        ({}, "rollout 1: .*prompt_token_ids"),
+        ([1], "rollout 1: it must be a mapping of the fields of a rollout, not list"),
+        (FIELDS | {"colour": 1}, "rollout 1: .*colour"),
+        (FIELDS | {"training_step": -1}, "rollout 1: training_step is -1"),
+        (FIELDS | {"prompt_key": 0.5}, "rollout 1: prompt_key must be an int, not float"),
+    ],
+)
+def test_the_first_that_is_no_rollout_is_named(bad, error):
+    with pytest.raises(ValueError, match=f"^{error}"):
+        rollouts_of_fields([FIELDS, bad, {}])

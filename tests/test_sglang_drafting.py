@@ -265,6 +265,8 @@ def test_ranks_take_in_the_same_or_nothing(tmp_path, other_tells, message):
             with pytest.raises(ValueError, match=message):
                 take_in(rank)
             assert responses_in(drafting) == []
+    with pytest.raises(ValueError, match=r"rollout 0: .*colour"):
+        control.das_push(rank_of_two(other_tells=other_tells), rollouts='[{"colour": 1}]')
     with pytest.raises(FileNotFoundError):
         control.das_load_state(rank_of_two(other_tells=other_tells), path=str(tmp_path / "absent"))
 

@@ -320,3 +320,44 @@ def test_whatever_the_scheduler_does_history_holds_what_users_got(requests: Any,
     statistics = runner.drafter.statistics()
     assert statistics["das_num_drafted_tokens"] == runner.num_verified
     assert statistics["das_num_accepted_tokens"] == runner.num_accepted
+
+
+@pytest.mark.parametrize("number", [0, 65, 100])
+def test_more_tokens_than_das_drafts_are_refused(number: int) -> None:
+    rule = "it must be 1 <= num_speculative_tokens <= 64"
+    with pytest.raises(ValueError, match=f"^num_speculative_tokens is {number}; {rule}$"):
+        DasProposer(vllm_config(num_speculative_tokens=number))
+    with pytest.raises(TypeError, match=r"^num_speculative_tokens must be an int, not float$"):
+        DasProposer(vllm_config(num_speculative_tokens=number + 0.5))  # type: ignore[arg-type]
+
+
+def test_a_long_text_is_drafted_as_far_as_the_engine_verifies() -> None:
+    text = list(range(100, 170))
+    for policy in ("fixed", "unlimited"):
+        runner = Runner(das={"policy": policy}, num_speculative_tokens=32)
+        for request_id in ("a", "b"):
+            runner.add(request_id, PROMPT, text, max_tokens=60)
+            run(runner, request_id)
+        runner.add("c", PROMPT, text, max_tokens=60)
+        runner.step()
+        assert runner.requests["c"].draft == text[1:33]
+
+
+@pytest.mark.parametrize(
+    ("options", "longest"),
+    [
+        ({}, 32),
+        ({"policy": "fixed"}, 32),
+        ({"policy_options": {"max_draft_tokens": 12}}, 12),
+        ({"policy_options": {"max_draft_tokens": 48}}, 32),
+        ({"policy": "class"}, 16),
+        ({"policy": "class", "policy_options": {"long": 24}}, 24),
+        ({"policy": "none"}, 0),
+    ],
+)
+def test_the_log_says_how_far_the_policy_goes(
+    options: dict[str, Any], longest: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "vllm.das_vllm"):
+        DasProposer(vllm_config(num_speculative_tokens=32, das=options))
+    assert f"drafts up to {longest} tokens a request and step" in caplog.records[0].getMessage()

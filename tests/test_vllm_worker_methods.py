@@ -63,16 +63,16 @@ def test_prompts_that_come_next_get_their_trees_ahead() -> None:
 @pytest.mark.parametrize(
     ("bad", "error"),
     [
-        ({"response_token_ids": []}, "response_token_ids is empty"),
-        ({"reward": float("nan")}, "reward is nan"),
-        ({"colour": 1}, "colour"),
-        ({"prompt_key": -1}, "prompt_key is -1"),
+        ({"response_token_ids": []}, "rollout 1: response_token_ids is empty"),
+        ({"reward": float("nan")}, "rollout 1: reward is nan"),
+        ({"colour": 1}, "rollout 1: .*colour"),
+        ({"prompt_key": -1}, "rollout 1: prompt_key is -1"),
         ({"response_token_ids": [3, VOCABULARY_SIZE]}, "rollout 1 holds token 1000; the model's vocabulary has 1000"),
     ],
 )
 def test_a_bad_rollout_raises_and_none_is_taken_in(bad: dict[str, Any], error: str) -> None:
     runner = Runner()
-    with pytest.raises((TypeError, ValueError), match=error):
+    with pytest.raises(ValueError, match=error):
         das_push_rollouts(worker_of(runner), [ROLLOUT, ROLLOUT | bad])
     assert runner.drafter.history.prompt_keys() == ()
     assert runner.drafter.fault is None
@@ -122,7 +122,13 @@ def test_policies_change_at_once() -> None:
     before = runner.drafter.policy
     with pytest.raises(ValueError, match="policy is 'best'"):
         das_set_policy(worker_of(runner), "best")
+    with pytest.raises(TypeError, match="policy_options must be a mapping, not list"):
+        das_set_policy(worker_of(runner), "price", [1])  # type: ignore[arg-type]
     assert runner.drafter.policy is before
+    options = {"max_draft_tokens": 2}
+    das_set_policy(worker_of(runner), "fixed", options)
+    options["max_draft_tokens"] = 4  # theirs
+    assert runner.drafter.settings.policy_options == {"max_draft_tokens": 2}
 
 
 def test_running_requests_are_counted_by_flush() -> None:
@@ -157,11 +163,26 @@ def test_an_engine_without_das_answers_none(method: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "method", [das_push_rollouts, das_new_training_step, das_set_policy, das_save_state, das_load_state]
+    "method", [das_push_rollouts, das_new_training_step, das_prepare, das_set_policy, das_save_state, das_load_state]
 )
 def test_a_drafter_that_is_off_takes_nothing_in(method: Any) -> None:
     runner = Runner()
     runner.drafter.switch_off("test")
-    arguments = {das_push_rollouts: [ROLLOUT], das_new_training_step: 1, das_set_policy: "none"}
+    arguments = {das_push_rollouts: [ROLLOUT], das_new_training_step: 1, das_prepare: [5], das_set_policy: "none"}
     assert method(worker_of(runner), arguments.get(method, "/nowhere")) is None
     assert runner.drafter.history.prompt_keys() == ()
+
+
+def test_each_save_of_a_drafter_that_is_off_is_said_to_save_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, other = Runner(), Runner(tp=2, rank=1)
+    for runner in (first, other):
+        runner.drafter.switch_off("test")
+    caplog.clear()
+    for _ in range(2):
+        assert das_save_state(worker_of(first), str(tmp_path / "state")) is None
+        assert das_save_state(worker_of(other), str(tmp_path / "state")) is None  # a rank that never saves
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [f"das: nothing was saved to {tmp_path}/state, as drafting is off: test"] * 2
+    assert list(tmp_path.iterdir()) == []

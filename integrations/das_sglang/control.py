@@ -7,13 +7,13 @@ put there by a worker of das, and only then.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import das
 from das.checked_values import check_int
-from das.rollout import named_prompt_key
+from das.rollout import named_prompt_key, rollouts_of_fields
 from das_sglang.drafting import Drafting
 
 _T = TypeVar("_T")
@@ -47,7 +47,7 @@ def das_push(scheduler: Any, rollouts: str = "", path: str = "") -> None:
     drafting = _drafting(scheduler)
 
     def read() -> tuple[list[das.Rollout], object]:
-        found = list(_parsed(rollouts, path))
+        found = _parsed(rollouts, path)
         drafting.check_rollouts(found)
         return found, [(one.key, one.response_hash, one.training_step) for one in found]
 
@@ -182,7 +182,7 @@ def _drafting(scheduler: Any) -> Drafting:
     return drafting
 
 
-def _parsed(rollouts: str, path: str) -> Iterator[das.Rollout]:
+def _parsed(rollouts: str, path: str) -> list[das.Rollout]:
     if bool(rollouts) == bool(path):
         raise ValueError("give either rollouts or path")
     if rollouts:
@@ -190,11 +190,12 @@ def _parsed(rollouts: str, path: str) -> Iterator[das.Rollout]:
         if not isinstance(items, list):
             raise ValueError(f"rollouts holds a {type(items).__name__}; it must be a JSON array")
     else:
-        items = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()]
-    for number, item in enumerate(items):
-        try:
-            if isinstance(item.get("prompt_key"), str):
-                item["prompt_key"] = named_prompt_key(item["prompt_key"])
-            yield das.Rollout(**{name: value for name, value in item.items() if name not in _FIELDS_OF_LOGS})
-        except (AttributeError, TypeError, ValueError) as error:
-            raise ValueError(f"rollout {number}: {error}") from error
+        items = [_row(line) for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()]
+    return rollouts_of_fields(items)
+
+
+def _row(line: str) -> Any:
+    row = json.loads(line)
+    if isinstance(row, dict):
+        return {name: value for name, value in row.items() if name not in _FIELDS_OF_LOGS}
+    return row

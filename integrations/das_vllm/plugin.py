@@ -2,7 +2,7 @@
 
 It connects a DasProposer to its model runner, and adds the RPC methods to the worker. It changes nothing of an engine
 that does not draft with das. Each connection is made at most once in a process, and one that does not fit this vLLM is
-left out with a line in the log: the engine starts in any case.
+left out with a line in the log: the engine starts in any case. What stops it is a bad setting only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from das_vllm.proposer import DasProposer
 from das_vllm.seam import check_installed, installed_version
-from das_vllm.settings import ENVIRONMENT_VARIABLE, read_settings
+from das_vllm.settings import ENVIRONMENT_VARIABLE, may_inject, read_settings
 from das_vllm.worker_methods import WORKER_METHODS
 
 logger = logging.getLogger("vllm.das_vllm")
@@ -101,18 +101,25 @@ def _follow_weight_updates() -> None:
 
 
 def _inject() -> None:
-    """Give engines made without a speculative_config das: for trainers with no way in, and only if told to."""
-    try:
-        if not os.environ.get(ENVIRONMENT_VARIABLE) or _num_injected_tokens() is None:
-            return
-    except (TypeError, ValueError, OSError) as error:
-        logger.warning("das: %s. An engine that is to draft with das will not start", error)
+    """Give engines made without a speculative_config das: for trainers with no way in, and only if told to.
+
+    Settings that are wrong stop these engines when they are made: here is too early, in every process of vLLM.
+    """
+    if not may_inject(os.environ):
+        try:
+            read_settings(None, os.environ)
+        except (TypeError, ValueError) as error:
+            logger.warning(
+                "das: %s. An engine whose speculative_config names das will not start; others start without das", error
+            )
         return
     arguments = importlib.import_module("vllm.engine.arg_utils").EngineArgs
 
     def fill_in(engine_arguments: Any, *_: Any, **__: Any) -> None:
-        num_tokens = _num_injected_tokens()
-        if engine_arguments.speculative_config is None and num_tokens is not None:
+        if engine_arguments.speculative_config is not None:
+            return
+        num_tokens = read_settings(None, os.environ).inject_num_speculative_tokens
+        if num_tokens is not None:
             engine_arguments.speculative_config = {
                 "method": "custom_class",
                 "model": "das_vllm.DasProposer",
@@ -121,10 +128,6 @@ def _inject() -> None:
             logger.info("das: speculative_config injected, as %s says", ENVIRONMENT_VARIABLE)
 
     _wrap(arguments, "create_speculative_config", before=fill_in)
-
-
-def _num_injected_tokens() -> int | None:
-    return read_settings(None, os.environ).inject_num_speculative_tokens
 
 
 def _wrap(owner: type, name: str, *, before: _Action | None = None, after: _Action | None = None) -> None:

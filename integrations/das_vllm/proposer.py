@@ -16,7 +16,7 @@ from das_ray.shared_history import SharedHistory
 from das_vllm.engine_rows import EngineRows, runner_from_stack
 from das_vllm.request_tracker import RequestTracker, StepOutcome, key_of_request
 from das_vllm.seam import check_installed, installed_version
-from das_vllm.settings import Settings, read_settings
+from das_vllm.settings import Settings, check_num_speculative_tokens, read_settings
 from das_vllm.statistics import DraftingTimes, LastStep, statistics
 
 logger = logging.getLogger("vllm.das_vllm")  # below vLLM's logger, whose handler shows it
@@ -37,7 +37,8 @@ class DasProposer:
 
     def __init__(self, vllm_config: Any) -> None:
         self.settings: Settings = read_settings(getattr(vllm_config, "additional_config", None), os.environ)
-        self.num_speculative_tokens = int(vllm_config.speculative_config.num_speculative_tokens)
+        self.num_speculative_tokens: int = vllm_config.speculative_config.num_speculative_tokens
+        check_num_speculative_tokens(self.num_speculative_tokens)
         self.fault: str | None = None  # why drafting is off
         self.num_waiting = 0  # requests queued in the scheduler; set by the plugin before each step
         self._drafts_here = _drafts_on_this_rank(vllm_config.parallel_config)
@@ -59,7 +60,7 @@ class DasProposer:
             logger.info(
                 "das %s drafts up to %d tokens a request and step (%s): %s",
                 das.__version__,
-                self.num_speculative_tokens,
+                min(self.num_speculative_tokens, self.policy.max_draft_tokens),
                 mode,
                 self.settings,
             )
@@ -216,6 +217,9 @@ class DasProposer:
     def save_state(self, path: str) -> dict[str, Any] | None:
         """Save what this rank has learned, if it is the one that saves; see `das_save_state`."""
         if not self._saves_here:
+            return None
+        if self.fault is not None:  # what was learned is gone: it would take the place of a state that holds something
+            logger.warning("das: nothing was saved to %s, as drafting is off: %s", self._state_path(path), self.fault)
             return None
         self.flush()
         return asdict(das.save_state(self._state_path(path), drafter=self.tracker.drafter, policy=self.policy))

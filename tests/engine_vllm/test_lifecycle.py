@@ -195,6 +195,18 @@ def test_engines_without_a_speculative_config_can_be_given_das(
         assert counters(given)["accepted"] > 0
 
 
+@pytest.mark.parametrize("text", ['{"inject_num_speculative_tokens": 4, "policy": "best"}', '{"inject_num'])
+def test_engines_that_cannot_be_given_das_as_told_do_not_start(
+    text: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm import EngineArgs
+
+    monkeypatch.setenv("DAS_VLLM_CONFIG", text)
+    plugin.register()
+    with pytest.raises(ValueError, match=r"DAS_VLLM_CONFIG(: policy is 'best'| is not valid JSON)"):
+        EngineArgs(str(tiny_model), dtype="float32", max_model_len=64).create_engine_config()
+
+
 def test_the_seam_check_finds_nothing_missing_here() -> None:
     found = check_installed()
     assert found
@@ -205,6 +217,14 @@ def test_a_wrong_setting_is_said_before_the_engine_starts(tiny_model: Path) -> N
     with (
         pytest.raises(Exception, match="policy is 'best'; it must be one of"),
         engine(tiny_model, das={"policy": "best"}),
+    ):
+        pass
+
+
+def test_more_tokens_than_das_drafts_are_refused_before_the_engine_starts(tiny_model: Path) -> None:
+    with (
+        pytest.raises(Exception, match="num_speculative_tokens is 100; it must be 1 <= num_speculative_tokens <= 64"),
+        engine(tiny_model, num_speculative_tokens=100),
     ):
         pass
 
