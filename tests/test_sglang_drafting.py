@@ -381,7 +381,10 @@ def test_configure_changes_the_running_engine_or_nothing():
 @pytest.mark.parametrize(
     ("changes", "rule"),
     [
-        ({"widths": (0, 3, 7)}, r"widths is \(0, 3, 7\); the engine's attention backend has one verify width, so .* \(7,\)"),
+        (
+            {"widths": (0, 3, 7)},
+            r"widths is \(0, 3, 7\); the engine's attention backend has one verify width, so .* \(7,\)",
+        ),
         ({"widths": (3,), "policy": "none"}, r"widths is \(3,\); the engine's attention backend has one verify width"),
         ({"shape": "tree"}, "shape is 'tree'; the engine was started for chains"),
     ],

@@ -77,8 +77,8 @@ def check_replaced_ngram(server_args: Any) -> None:
     refuse_server_args(decided, settings, name="NGRAM, with replace_ngram,")
     if settings.shape == "tree" and decided.speculative_eagle_topk == 1:
         raise ValueError(
-            "shape is 'tree', but --speculative-ngram-max-bfs-breadth 1 sets attention backends up for chains; leave it "
-            "out, or set shape to 'chain'"
+            "shape is 'tree', but --speculative-ngram-max-bfs-breadth 1 sets attention backends up for chains; leave "
+            "it out, or set shape to 'chain'"
         )
     settings.within(decided.speculative_num_draft_tokens)
     if server_args.max_running_requests is None:
