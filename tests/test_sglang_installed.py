@@ -212,6 +212,30 @@ def test_ngram_is_das_or_an_error_where_das_is_meant(model):
     assert list(map(len, limits)) == [1, 0]  # said where SGLang has set it, not where the user has
 
 
+# ---------------------------------------------------------------- width
+
+
+@pytest.mark.parametrize(("widths", "num_warnings"), [((0, 3, 7), 1), ((7,), 0)])
+def test_a_backend_with_one_verify_width_keeps_it_whatever_is_asked_later(monkeypatch, caplog, widths, num_warnings):
+    from sglang.srt.speculative.ngram_worker import NGRAMWorker
+
+    from das_sglang.drafting import Drafting
+    from das_sglang.settings import Settings
+    from das_sglang.worker import DasWorker
+
+    monkeypatch.setattr(NGRAMWorker, "init_attention_backends", lambda worker: None)
+    worker = DasWorker.__new__(DasWorker)
+    worker.drafting = Drafting(Settings(widths=widths))
+    worker.draft_token_num, worker.device, worker._warned = 8, "cuda", set()
+    worker.model_runner = SimpleNamespace(attn_backend=SimpleNamespace(num_draft_tokens=8))
+    with caplog.at_level("WARNING", "das"):
+        worker.init_attention_backends()
+    assert len(caplog.records) == num_warnings
+    assert worker.drafting.settings.widths == (7,)
+    with pytest.raises(ValueError, match="has one verify width"):
+        worker.drafting.configure(widths=(0, 3, 7))
+
+
 # ---------------------------------------------------------------- verification
 
 

@@ -24,12 +24,12 @@ def register() -> None:
     if reason is not None:
         logger.error("das is not available in SGLang: %s", reason)
     try:
+        if wants_ngram(os.environ):  # first: a failure below leaves DAS unknown, which is told, but NGRAM a trie
+            _replace_ngram(reason)
         if reason is None:
             _register_algorithm()
         else:
             _register_refusal(reason)
-        if wants_ngram(os.environ):
-            _replace_ngram(reason)
     except Exception:  # an SGLang that has no such registry or hooks
         logger.exception("das could not be registered in SGLang")
 
