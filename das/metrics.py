@@ -55,6 +55,7 @@ class AcceptanceCounters:
         return _ratio(self.num_drafted_tokens, self.num_decode_steps)
 
 
+_NEEDS_DRAFTS = ("draft_acceptance_rate", "mean_acceptance_length")  # a request that never drafted has neither
 METRIC_NAMES = ("draft_acceptance_rate", "mean_acceptance_length", "tokens_per_decode_step", "drafted_per_decode_step")
 
 
@@ -73,11 +74,36 @@ def summarise(requests: Iterable[AcceptanceCounters]) -> dict[str, float | int]:
     total = sum(per_request, AcceptanceCounters())
     summary: dict[str, float | int] = {field.name: getattr(total, field.name) for field in fields(total)}
     for name in METRIC_NAMES:
-        needs_drafts = name in ("draft_acceptance_rate", "mean_acceptance_length")
-        values = [getattr(c, name) for c in per_request if c.num_verification_steps or not needs_drafts]
+        values = [getattr(c, name) for c in per_request if _has(c, name)]
         summary[name] = getattr(total, name)
         summary[f"request_mean_{name}"] = _ratio(sum(values), len(values))
     return summary
+
+
+class RequestMeans:
+    """The request means of `summarise`, of requests that finish one by one, without keeping any."""
+
+    __slots__ = ("_num_requests", "_sums")
+
+    def __init__(self) -> None:
+        self._sums = dict.fromkeys(METRIC_NAMES, 0.0)
+        self._num_requests = dict.fromkeys(METRIC_NAMES, 0)
+
+    def add(self, counters: AcceptanceCounters) -> None:
+        """Count a request that finished. O(1)."""
+        if counters.num_decode_steps:
+            for name in METRIC_NAMES:
+                if _has(counters, name):
+                    self._sums[name] += getattr(counters, name)
+                    self._num_requests[name] += 1
+
+    def means(self) -> dict[str, float]:
+        """Return each metric's mean, by `request_mean_` and its name; 0 where no request has it."""
+        return {f"request_mean_{name}": _ratio(self._sums[name], self._num_requests[name]) for name in METRIC_NAMES}
+
+
+def _has(counters: AcceptanceCounters, name: str) -> bool:
+    return bool(counters.num_verification_steps) or name not in _NEEDS_DRAFTS
 
 
 def _ratio(numerator: float, denominator: float) -> float:

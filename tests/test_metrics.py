@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rollout_samples import PROMPT, draft, filled, rollout
 
 from das import AcceptanceCounters, Drafter, summarise
-from das.metrics import METRIC_NAMES
+from das.metrics import METRIC_NAMES, RequestMeans
 
 # Ten tokens in five decode steps:
 #   drafted 4 accepted 3 emitted 4 | no draft, emitted 1 | drafted 2 accepted 0 emitted 1
@@ -97,3 +97,11 @@ def test_relations(requests):
         if all(one.num_verification_steps for one in requests):
             assert min(values) - 1e-9 <= summary[f"request_mean_{name}"] <= max(values) + 1e-9
     assert summarise(iter(requests)) == summary
+
+
+@given(st.lists(counters() | st.just(AcceptanceCounters()), max_size=5))
+def test_request_means_need_not_keep_the_requests(requests):
+    means, summary = RequestMeans(), summarise(requests)
+    for one in requests:
+        means.add(one)
+    assert means.means() == {f"request_mean_{name}": summary[f"request_mean_{name}"] for name in METRIC_NAMES}

@@ -1,7 +1,9 @@
 """The check of the installed SGLang, and what `das doctor` says of it, on sources written here."""
 
 import sys
+import tomllib
 from collections import defaultdict
+from pathlib import Path
 
 import pytest
 
@@ -65,8 +67,11 @@ def test_a_missing_module_is_named(sources, tmp_path):
 
 
 def test_versions_within_the_extras_range():
-    inside = ["0.5.23", "0.5.23.post1", "0.5.40", "0.5.24.dev3+gabc"]
-    outside = ["0.5.22", "0.5.22.post3", "0.4.9", "0.6.0", "1.0"]
+    extras = tomllib.loads(Path("pyproject.toml").read_text())["project"]["optional-dependencies"]
+    oldest, below = (".".join(map(str, numbers)) for numbers in (compatibility.OLDEST, compatibility.BELOW))
+    assert extras["sglang"] == [f"sglang>={oldest},<{below}"]
+    inside = ["0.5.23", "0.5.23.post1", "0.5.23+cpu"]
+    outside = ["0.5.22", "0.5.24", "0.5.24.dev3+gabc", "0.5.22.post3", "0.4.9", "0.6.0", "1.0"]
     assert [compatibility.is_in_range(version) for version in inside] == [True] * len(inside)
     assert [compatibility.is_in_range(version) for version in outside] == [False] * len(outside)
 
@@ -82,7 +87,7 @@ def test_doctor_without_sglang(monkeypatch):
     monkeypatch.setattr(compatibility.importlib.util, "find_spec", lambda name: None)
     ((what, state, text),) = doctor.checks()
     assert (what, state) == ("SGLang", "off")
-    assert "pip install" in text
+    assert text.endswith("pip install sglang==0.5.23")
 
 
 def test_doctor_of_a_good_installation(sources, monkeypatch):

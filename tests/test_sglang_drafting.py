@@ -10,6 +10,7 @@ import pytest
 from sglang_requests import END, EngineRequest, decode
 
 import das
+from das.metrics import METRIC_NAMES
 from das_sglang import control
 from das_sglang.corpus import PushedText
 from das_sglang.drafting import Drafting
@@ -360,9 +361,9 @@ def test_one_rank_learns_what_passes_cost():
 
 
 def test_configure_changes_the_running_engine_or_nothing():
-    drafting = Drafting(settings())
+    drafting = Drafting(settings(shape="tree"))
     decode(drafting, requests_of("a"), RESPONSES, overlap=False)
-    drafting.configure(policy="none", widths=(0, 1))
+    drafting.configure(policy="none", shape="chain", widths=(0, 1))
     assert decode(drafting, requests_of("b"), RESPONSES, overlap=False) == max(map(len, RESPONSES)) - 1
     drafting.configure(policy="fixed:7", shape="tree", widths=(7,))
     assert isinstance(drafting.plan([EngineRequest("c", PROMPTS[2])], [[0]], weight_version="v").drafts[0], das.Draft)
@@ -370,9 +371,59 @@ def test_configure_changes_the_running_engine_or_nothing():
         ({"widths": (0, 15)}, "the engine was started for at most 7"),
         ({"max_bytes": 1}, "max_bytes cannot be changed while the engine runs"),
         ({"policy": "best"}, "policy is 'best'"),
+        ({"policy": "fixed:8"}, "policy is 'fixed:8'"),
         ({"shape": "star"}, "shape is 'star'"),
     ):
         with pytest.raises(ValueError, match=r"widths|max_bytes|policy|shape") as raised:
             drafting.configure(**changes)
         assert message in str(raised.value)
     assert drafting.settings.widths == (7,)
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        (
+            {"widths": (0, 3, 7)},
+            r"widths is \(0, 3, 7\); the engine's attention backend has one verify width, so .* \(7,\)",
+        ),
+        ({"widths": (3,), "policy": "none"}, r"widths is \(3,\); the engine's attention backend has one verify width"),
+        ({"shape": "tree"}, "shape is 'tree'; the engine was started for chains"),
+    ],
+)
+def test_configure_cannot_undo_what_the_engine_was_started_for(changes, rule):
+    drafting = Drafting(settings())
+    drafting.keep_width()
+    assert drafting.settings == settings(widths=(7,))
+    with pytest.raises(ValueError, match=rule):
+        drafting.configure(**changes)
+    assert drafting.settings == settings(widths=(7,))
+    assert repr(drafting._policy) == repr(drafting.settings.make_policy(learns_latency=True))
+    drafting.forget()
+    with pytest.raises(ValueError, match=rule):
+        drafting.configure(**changes)
+    drafting.configure(policy="price:0.5", widths=(7,), shape="chain")
+
+
+def test_request_means_are_those_of_the_requests_that_ended(monkeypatch):
+    drafting = Drafting(settings())
+    ended = []
+    finish = drafting._live.finish
+
+    def noted(rid):
+        ended.append(finish(rid))
+        return ended[-1]
+
+    monkeypatch.setattr(drafting._live, "finish", noted)
+    for epoch in "ab":
+        decode(drafting, requests_of(epoch), RESPONSES, overlap=True)
+    drafting.finish("never seen")
+    expected = das.summarise(counters for counters in ended if counters is not None)
+    told = drafting.statistics()
+    for name in METRIC_NAMES:
+        assert told[f"request_mean_{name}"] == pytest.approx(expected[f"request_mean_{name}"])
+        assert told[name] == pytest.approx(expected[name])
+    assert told["request_mean_draft_acceptance_rate"] != pytest.approx(told["draft_acceptance_rate"])
+    assert told["drafted_per_decode_step"] > 0
+    drafting.forget()
+    assert drafting.statistics()["request_mean_tokens_per_decode_step"] == 0

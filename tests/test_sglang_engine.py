@@ -72,8 +72,8 @@ def undrafted(model, scheduling):
 
 @pytest.fixture(scope="module")
 def das_engine(model, scheduling, undrafted):
-    """An engine that drafts with das; no clock weighs, as a crowded machine's may say that nothing pays."""
-    settings = {"widths": [0, 1, 3, WIDEST], "latency_ms": [8.0, 0.04]}
+    """An engine that may draft trees with das; no clock weighs, as a crowded machine's may say that nothing pays."""
+    settings = {"shape": "tree", "widths": [0, 1, 3, WIDEST], "latency_ms": [8.0, 0.04]}
     with engine(model, settings=settings, speculative_algorithm="DAS", **scheduling) as running:
         yield running
 

@@ -67,6 +67,7 @@ if LOADS:
 print(json.dumps([outcome(*case) for case in json.loads(sys.argv[1])]))
 """
 TREE = '{"shape": "tree", "widths": [0, 5]}'
+MISFIT = "import das_sglang.compatibility as c\nc.SEAMS = (*c.SEAMS, c.Seam('srt.layers.sampler', 'Sampler.draw'))"
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +121,7 @@ print(json.dumps([refusal(*case) for case in cases]))
 """
     *allowed, refused = json.loads(run(code, str(model)))
     assert allowed == [None, None, None]
-    assert "noise_seed with a --sampling-backend" in refused
+    assert "noise_seed with the sampling backend flashinfer, which takes no seeds; give --sampling-backend" in refused
 
 
 def test_frameworks_that_skip_load_plugins_hear_of_an_unknown_algorithm_and_can_use_ngram(model):
@@ -130,11 +131,109 @@ def test_frameworks_that_skip_load_plugins_hear_of_an_unknown_algorithm_and_can_
 
 
 def test_an_sglang_that_does_not_fit_says_so_when_das_is_selected_and_only_then(model):
-    moved = "import das_sglang.compatibility as c\nc.SEAMS = (*c.SEAMS, c.Seam('srt.layers.sampler', 'Sampler.draw'))"
-    refused, ngram = resolved(model, ("DAS", "", {}), ("NGRAM", "", {}), moved=moved)
+    refused, ngram = resolved(model, ("DAS", "", {}), ("NGRAM", "", {}), moved=MISFIT)
     assert "--speculative-algorithm DAS: SGLang" in refused
     assert "srt.layers.sampler.Sampler.draw" in refused
     assert ngram[0] == 12
+
+
+# ---------------------------------------------------------------- NGRAM that is das
+
+REPLACE = """
+import functools, json, logging, os, sys
+from das_sglang import compatibility, plugin
+from sglang.srt.plugins.hook_registry import HookRegistry
+from sglang.srt.server_args import ServerArgs
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+TARGET = "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_worker"
+model, cases = json.loads(sys.argv[1])
+warnings = []
+handler = logging.Handler()
+handler.emit = lambda record: warnings.append(record.getMessage())
+logging.getLogger("das").addHandler(handler)
+fitting = compatibility.SEAMS
+
+def outcome(settings, extra, fits):
+    # What NGRAM's create_worker answers, with what this process would have hooked into it; and warnings.
+    warnings.clear()
+    os.environ["DAS_SGLANG"] = settings
+    compatibility.problems.cache_clear()
+    compatibility.SEAMS = fitting if fits else (*fitting, compatibility.Seam("srt.layers.sampler", "Sampler.draw"))
+    plugin.register()
+    create_worker = SpeculativeAlgorithm.create_worker
+    for _, hook, _ in HookRegistry._hooks.pop(TARGET, ()):
+        create_worker = functools.partial(hook, create_worker)
+    extra = {"device": "cpu", "skip_tokenizer_init": True} | extra
+    arguments = ServerArgs(model_path=model, speculative_algorithm="NGRAM", **extra)
+    arguments.resolve_once()
+    if "noise_seed" in settings:  # on a CPU, SGLang puts pytorch in the place of any other
+        arguments._resolved_overrides.append(("a GPU's", {"sampling_backend": "flashinfer"}))
+    try:
+        told = create_worker(SpeculativeAlgorithm.NGRAM, arguments).__name__
+    except ValueError as error:
+        told = str(error)
+    return told, list(warnings)
+
+print(json.dumps([outcome(*case) for case in cases]))
+"""
+NGRAM_CASES = [
+    ('{"replace_ngram": true}', {}, True, "DasWorker"),
+    ('{"replace_ngram": true}', {"max_running_requests": 48}, True, "DasWorker"),
+    ('{"replace_ngram": true, "shape": "tree"}', {}, True, "DasWorker"),
+    ('{"policy": "best"}', {}, True, "NGRAMWorker"),  # not meant
+    ("", {}, False, "NGRAMWorker"),
+    ('{"replace_ngram": true, "policy": "best"}', {}, True, "NGRAM, with replace_ngram: DAS_SGLANG: policy is 'best'"),
+    ("{", {}, True, "NGRAM, with replace_ngram: DAS_SGLANG: Expecting property name"),
+    ('{"replace_ngram": true}', {}, False, "srt.layers.sampler.Sampler.draw"),
+    ('{"replace_ngram": true}', {"enable_watermark": True}, True, "does not work with --enable-watermark"),
+    ('{"replace_ngram": true, "noise_seed": 1}', {}, True, "flashinfer, which takes no seeds; give --sampling-backend"),
+    (
+        '{"replace_ngram": true, "shape": "tree"}',
+        {"speculative_ngram_max_bfs_breadth": 1},
+        True,
+        "--speculative-ngram-max-bfs-breadth 1 sets attention backends up for chains",
+    ),
+    (
+        '{"replace_ngram": true, "policy": "fixed:15"}',
+        {},
+        True,
+        "with --speculative-num-draft-tokens 12, policy is 'fixed:15'; N must be an int, 0 <= N <= 11",
+    ),
+]
+
+
+def test_ngram_is_das_or_an_error_where_das_is_meant(model):
+    outcomes = json.loads(run(REPLACE, json.dumps([str(model), [case[:3] for case in NGRAM_CASES]])))
+    for (told, _), (*case, expected) in zip(outcomes, NGRAM_CASES, strict=True):
+        assert expected in told, case
+        assert not told.endswith("Worker") or told == expected, case
+    limits = [[text for text in warnings if "run 48 requests at once" in text] for _, warnings in outcomes[:2]]
+    assert list(map(len, limits)) == [1, 0]  # said where SGLang has set it, not where the user has
+
+
+# ---------------------------------------------------------------- width
+
+
+@pytest.mark.parametrize(("widths", "num_warnings"), [((0, 3, 7), 1), ((7,), 0)])
+def test_a_backend_with_one_verify_width_keeps_it_whatever_is_asked_later(monkeypatch, caplog, widths, num_warnings):
+    from sglang.srt.speculative.ngram_worker import NGRAMWorker
+
+    from das_sglang.drafting import Drafting
+    from das_sglang.settings import Settings
+    from das_sglang.worker import DasWorker
+
+    monkeypatch.setattr(NGRAMWorker, "init_attention_backends", lambda worker: None)
+    worker = DasWorker.__new__(DasWorker)
+    worker.drafting = Drafting(Settings(widths=widths))
+    worker.draft_token_num, worker.device, worker._warned = 8, "cuda", set()
+    worker.model_runner = SimpleNamespace(attn_backend=SimpleNamespace(num_draft_tokens=8))
+    with caplog.at_level("WARNING", "das"):
+        worker.init_attention_backends()
+    assert len(caplog.records) == num_warnings
+    assert worker.drafting.settings.widths == (7,)
+    with pytest.raises(ValueError, match="has one verify width"):
+        worker.drafting.configure(widths=(0, 3, 7))
 
 
 # ---------------------------------------------------------------- verification

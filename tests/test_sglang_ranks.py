@@ -9,6 +9,7 @@ from bench import tiny_llama
 
 pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 
+SETTINGS = {"shape": "tree", "widths": [0, 1, 3, 7]}
 PROMPTS = tiny_llama.prompts(6)
 GREEDY = {"temperature": 0, "max_new_tokens": 48}
 SAMPLED = {"temperature": 1.0, "max_new_tokens": 48, "top_k": 20, "top_p": 0.95}
@@ -30,7 +31,7 @@ def two_ranks(model, expected):
     cores = sorted(os.sched_getaffinity(0))
     os.environ["SGLANG_CPU_OMP_THREADS_BIND"] = f"{cores[0]}|{cores[-1]}"
     try:
-        with engine(model, settings={"widths": [0, 1, 3, 7]}, speculative_algorithm="DAS", tp_size=2) as running:
+        with engine(model, settings=SETTINGS, speculative_algorithm="DAS", tp_size=2) as running:
             yield running
     finally:
         del os.environ["SGLANG_CPU_OMP_THREADS_BIND"]

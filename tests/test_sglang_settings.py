@@ -1,5 +1,6 @@
 """The plugin's settings, prompt keys, training steps and verification arrays: all that needs no engine."""
 
+import dataclasses
 import json
 from array import array
 
@@ -12,7 +13,7 @@ from sglang_requests import EngineRequest
 import das
 from das.rollout import named_prompt_key
 from das_sglang import engine_request
-from das_sglang.settings import VARIABLE, Settings
+from das_sglang.settings import VARIABLE, Settings, wants_ngram
 from das_sglang.training_step import TrainingStep
 from das_sglang.verify_arrays import verify_arrays
 
@@ -40,7 +41,19 @@ def test_settings_come_from_json_or_a_file(tmp_path):
         ('{"width": [1]}', "it names width; known are policy, shape, widths"),
         ('{"policy": "best"}', "policy is 'best'; it must be throughput, price:P, fixed:N or none"),
         ('{"policy": "none:3"}', "policy is 'none:3'"),
-        ('{"policy": "price:2"}', "min_survival is 2.0"),
+        ('{"policy": "none:"}', "policy is 'none:'"),
+        ('{"policy": "price:"}', "policy is 'price:'"),
+        ('{"policy": "price:2"}', "policy is 'price:2'; P must be a number, 0 <= P <= 1"),
+        ('{"policy": "price:abc"}', "policy is 'price:abc'; P must be a number, 0 <= P <= 1"),
+        ('{"policy": "price:nan"}', "policy is 'price:nan'; P must be"),
+        (
+            '{"policy": "fixed:16"}',
+            "policy is 'fixed:16'; N must be an int, 0 <= N <= 15, which is the greatest of wid",
+        ),
+        ('{"policy": "fixed:4", "widths": [0, 3]}', "policy is 'fixed:4'; N must be an int, 0 <= N <= 3"),
+        ('{"policy": "fixed:2.7"}', "policy is 'fixed:2.7'; N must be an int"),
+        ('{"policy": "fixed:-1"}', "policy is 'fixed:-1'; N must be an int"),
+        ('{"policy": "fixed:inf"}', "policy is 'fixed:inf'; N must be an int"),
         ('{"policy": 3}', "policy must be a string"),
         ('{"shape": "star"}', "shape is 'star'; it must be 'chain' or 'tree'"),
         ('{"widths": [3, 0]}', "widths must ascend"),
@@ -48,8 +61,17 @@ def test_settings_come_from_json_or_a_file(tmp_path):
         ('{"widths": [65]}', "widths[0] is 65"),
         ('{"window_epochs": 0}', "window_epochs is 0"),
         ('{"latency_ms": [1]}', "latency_ms is [1]; it must hold two numbers"),
-        ('{"latency_ms": [-1, 2]}', "c_base_ms is -1"),
-        ('{"noise_seed": -1}', "seed is -1"),
+        ('{"latency_ms": 5}', "latency_ms is 5; it must hold two numbers, the ms of a pass and of a token in it"),
+        ('{"latency_ms": ["a", "b"]}', "latency_ms is ['a', 'b']; it must hold two numbers"),
+        ('{"latency_ms": [0, 0]}', "latency_ms is [0, 0]; it must hold two numbers"),
+        (
+            '{"latency_ms": [-1, 2]}',
+            "latency_ms is [-1, 2]; it must hold two numbers, the ms of a pass and of a token "
+            "in it: of these, c_base_ms is -1",
+        ),
+        ('{"noise_seed": -1}', "noise_seed is -1; it must be 0 <= noise_seed < 2**63"),
+        ('{"noise_seed": "a"}', "noise_seed must be an int"),
+        ('{"a": ' * 100_000, "maximum recursion depth exceeded"),
         ('{"replace_ngram": 1}', "replace_ngram must be true or false"),
     ],
 )
@@ -65,9 +87,36 @@ def test_widths_fit_into_what_the_engine_verifies():
     assert settings.widths_within(12) == (0, 3, 7, 11)
     assert settings.widths_within(2) == (0, 1)
     assert settings.widths_within(8) == (0, 3, 7)
+    assert Settings(widths=(0, 3)).widths_within(16) == (0, 3, 15)  # not a limit: the greatest width
     for number, message in ((1, "must be at least 2"), (66, "is 65; it must be 0 <= width <= 64")):
         with pytest.raises(ValueError, match=message):
             settings.widths_within(number)
+    assert settings.within(12) == Settings(widths=(0, 3, 7, 11))
+    fixed = Settings(policy="fixed:15")
+    assert fixed.within(None) == fixed.within(16) == fixed
+    with pytest.raises(ValueError, match=r"^with --speculative-num-draft-tokens 12, policy is 'fixed:15'; N .* <= 11"):
+        fixed.within(12)
+
+
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Settings)])
+@pytest.mark.parametrize("value", [None, 1e400, -1e400, 10**400, -1, 2.7, "", "a", "fixed:1e400", [], [None], {}, True])
+def test_no_value_raises_anything_but_the_variables_error(field, value):
+    told = f"{VARIABLE}: "
+    try:
+        read(json.dumps({field: value}))
+    except ValueError as error:
+        told = str(error)
+    assert told.startswith(f"{VARIABLE}: ")
+
+
+def test_whether_ngram_is_meant_is_read_from_any_text(tmp_path):
+    (tmp_path / "das.json").write_text('{"replace_ngram": true}')
+    meant = ('{"replace_ngram": true, "polcy": 1}', '{"replace_ngrm": true}', '{"replace_ngram": 1}')
+    meant += ("{", "nowhere.json", str(tmp_path / "das.json"))
+    not_meant = ("", '{"replace_ngram": false}', '{"polcy": "price:.2"}', '{"policy": "best", "widths": [0]}')
+    assert all(wants_ngram({VARIABLE: text}) for text in meant)
+    assert not any(wants_ngram({VARIABLE: text}) for text in not_meant)
+    assert not wants_ngram({})
 
 
 def test_the_prompt_key_is_the_first_that_is_there():

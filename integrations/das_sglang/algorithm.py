@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Any
 
+from sglang.srt.arg_groups.overrides import resolving_view
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
 from das_sglang.settings import Settings
 
 NAME = "DAS"
+
+logger = logging.getLogger("das")
 
 
 class DasAlgorithm(CustomSpecAlgo):  # type: ignore[misc]  # SGLang ships no types that hold
@@ -48,7 +52,7 @@ class DasAlgorithm(CustomSpecAlgo):  # type: ignore[misc]  # SGLang ships no typ
         """
         settings = Settings.from_environment(os.environ)
         refuse_server_args(server_args, settings)
-        num_nodes = 1 + settings.widths_within(server_args.speculative_num_draft_tokens)[-1]
+        num_nodes = 1 + settings.within(server_args.speculative_num_draft_tokens).widths[-1]
         server_args.speculative_num_draft_tokens = num_nodes
         # A chain has one branch; attention backends that tell chains from trees go by this.
         num_branches = 1 if settings.shape == "chain" else 4
@@ -59,11 +63,42 @@ class DasAlgorithm(CustomSpecAlgo):  # type: ignore[misc]  # SGLang ships no typ
             server_args.sampling_backend = "pytorch"
 
 
-def refuse_server_args(server_args: Any, settings: Settings) -> None:
+def check_replaced_ngram(server_args: Any) -> None:
+    """See whether das can take the place of NGRAM, for which SGLang has filled in the arguments, not `DasAlgorithm`.
+
+    Args:
+        server_args: as given, with what SGLang has decided beside it; it is too late to change that.
+
+    Raises:
+        ValueError: an argument, or a setting of `DAS_SGLANG`, that does not work; it says which and what to give.
+    """
+    settings = Settings.from_environment(os.environ)
+    decided = resolving_view(server_args)
+    refuse_server_args(decided, settings, name="NGRAM, with replace_ngram,")
+    if settings.shape == "tree" and decided.speculative_eagle_topk == 1:
+        raise ValueError(
+            "shape is 'tree', but --speculative-ngram-max-bfs-breadth 1 sets attention backends up for chains; leave "
+            "it out, or set shape to 'chain'"
+        )
+    settings.within(decided.speculative_num_draft_tokens)
+    if server_args.max_running_requests is None:
+        logger.warning(
+            "das: SGLang lets NGRAM run %s requests at once where --max-running-requests is not given; give it",
+            decided.max_running_requests,
+        )
+
+
+def refuse_server_args(server_args: Any, settings: Settings, *, name: str = NAME) -> None:
     """Raise ValueError, with the reason and what to do, for arguments that das does not work with.
+
+    Args:
+        server_args: of the engine.
+        settings: of das.
+        name: of the algorithm, as the message tells it.
 
     `max_running_requests` is left as it is, where SGLang's n-gram speculation sets it to 48.
     """
+    sampling_backend = server_args.sampling_backend
     refused = {
         "--pp-size above 1: not tested with das; use tensor parallelism": server_args.pp_size > 1,
         "--enable-dp-attention: SGLang's n-gram verification has no idle ranks; leave it out": (
@@ -81,10 +116,9 @@ def refuse_server_args(server_args: Any, settings: Settings) -> None:
             and (server_args.page_size or 1) > 1
             and server_args.attention_backend != "flashinfer"
         ),
-        "noise_seed with a --sampling-backend that takes no seeds; set it to pytorch": (
-            settings.noise_seed is not None and server_args.sampling_backend not in (None, "pytorch")
-        ),
+        f"noise_seed with the sampling backend {sampling_backend}, which takes no seeds; give --sampling-backend "
+        "pytorch": settings.noise_seed is not None and sampling_backend not in (None, "pytorch"),
     }
     reasons = [reason for reason, is_refused in refused.items() if is_refused]
     if reasons:
-        raise ValueError("--speculative-algorithm DAS does not work with " + "; nor with ".join(reasons))
+        raise ValueError(f"--speculative-algorithm {name} does not work with " + "; nor with ".join(reasons))

@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 
 TESTED = ("0.5.23",)
-OLDEST, BELOW = (0, 5, 23), (0, 6)
+OLDEST, BELOW = (0, 5, 23), (0, 5, 24)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,7 @@ SEAMS = (
     Seam("srt.plugins.hook_registry", "HookRegistry.apply_hooks", why="/server_info"),
     Seam("srt.speculative.spec_info", "SpeculativeAlgorithm.register", ("name",), "the name DAS"),
     Seam("srt.speculative.spec_info", "SpeculativeAlgorithm.create_worker", ("server_args",), "NGRAM replaced"),
+    Seam("srt.arg_groups.overrides", "resolving_view", ("server_args",), "NGRAM replaced"),
     Seam("srt.speculative.spec_registry", "CustomSpecAlgo.handle_server_args", ("server_args",), "arguments"),
     Seam("srt.speculative.spec_registry", "CustomSpecAlgo.is_ngram", why="n-gram verification"),
     Seam("srt.managers.overlap_utils", "FutureMap", why="overlap scheduling"),

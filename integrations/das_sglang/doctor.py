@@ -35,7 +35,7 @@ class Check:
 def checks() -> list[tuple[str, str, str]]:
     """Return (what, state, text): state is "ok", "off" or "wrong". Never raises, and imports no SGLang."""
     if compatibility.installed_version() is None:
-        return [("SGLang", "off", "not installed here; das drafts in SGLang 0.5.23: pip install 'sglang>=0.5.23,<0.6'")]
+        return [("SGLang", "off", "not installed here; das drafts in SGLang 0.5.23: pip install sglang==0.5.23")]
     return [check.row() for check in environment_checks()]
 
 

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 import das
+from das.metrics import RequestMeans
 from das.rollout import check_vocabulary
 from das_ray.shared_history import Broadcast, SharedHistory
 from das_sglang.live_requests import LiveRequests
@@ -39,7 +40,7 @@ class Drafting:
     """das' side of a worker: history, drafter, policy, and the requests that run.
 
     Args:
-        settings: see there.
+        settings: of the start; an engine that starts with chains was not set up for trees.
         num_ranks: of the tensor-parallel group, which must all draft the same.
         vocabulary_size: of the model, which fails on other tokens.
         is_first_rank: of that group.
@@ -69,6 +70,8 @@ class Drafting:
         self._broadcast = broadcast
         self._last_step = 0  # whose rollouts are being generated
         self._widest = settings.widths[-1]
+        self._keeps_width = False
+        self._may_draft_trees = settings.shape == "tree"
         self._num_steps_by_width: Counter[int] = Counter()
         self._counts: Counter[str] = Counter()
         self.history: das.RolloutHistory
@@ -110,7 +113,9 @@ class Drafting:
 
     def finish(self, rid: str) -> None:
         """SGLang has ended a request. Never raises."""
-        self._guarded(lambda: self._live.finish(rid), None, "ending a request")
+        counters = self._guarded(lambda: self._live.finish(rid), None, "ending a request")
+        if counters is not None:
+            self._request_means.add(counters)
 
     def add_rollouts(self, rollouts: Sequence[das.Rollout]) -> int:
         """Take in rollouts that a trainer pushes; return how many were new.
@@ -167,6 +172,7 @@ class Drafting:
         self._plan_s = 0.0
         self._num_steps_by_width.clear()
         self._counts.clear()
+        self._request_means = RequestMeans()
 
     def _make_shared(self) -> SharedHistory | None:
         if self.settings.shared_history is None:
@@ -183,12 +189,18 @@ class Drafting:
             is_first_rank=self._is_first_rank,
         )
 
+    def keep_width(self) -> None:
+        """The attention backend has one verify width: all passes take the greatest from now on, for good."""
+        self.settings = replace(self.settings, widths=(self._widest,))
+        self._keeps_width = True
+
     def configure(self, **changes: Any) -> None:
         """Change policy, shape, widths or noise_seed of the running engine; what was learned of acceptance stays.
 
         Raises:
-            TypeError, ValueError: another field, a value that is refused, or a width beyond the one the engine has
-            reserved memory for. Nothing changes then.
+            TypeError, ValueError: another field, a value that is refused, or what the engine was not started for: a
+            greater width, another one where the attention backend has one only, trees where it started with chains.
+            Nothing changes then.
         """
         others = sorted(changes.keys() - set(_CHANGEABLE))
         if others:
@@ -198,6 +210,13 @@ class Drafting:
         settings = replace(self.settings, **changes)
         if settings.widths[-1] > self._widest:
             raise ValueError(f"widths is {settings.widths}; the engine was started for at most {self._widest}")
+        if self._keeps_width and settings.widths != (self._widest,):
+            raise ValueError(
+                f"widths is {settings.widths}; the engine's attention backend has one verify width, so it must be "
+                f"({self._widest},)"
+            )
+        if settings.shape == "tree" and not self._may_draft_trees:
+            raise ValueError("shape is 'tree'; the engine was started for chains: set shape to 'tree' before it starts")
         policy = settings.make_policy(learns_latency=self._num_ranks == 1)
         self.settings, self._policy = settings, policy
 
@@ -213,6 +232,8 @@ class Drafting:
             "draft_acceptance_rate": counters.draft_acceptance_rate,
             "mean_acceptance_length": counters.mean_acceptance_length,
             "tokens_per_decode_step": counters.tokens_per_decode_step,
+            "drafted_per_decode_step": counters.drafted_per_decode_step,
+            **self._request_means.means(),
             "num_verify_passes": sum(self._num_steps_by_width.values()),
             "num_passes_by_width": {str(width): num for width, num in sorted(self._num_steps_by_width.items())},
             "num_verified_tokens": self._counts["num_verified_tokens"],

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import difflib
 import json
+import math
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import das
+from das.checked_values import check_int
 from das.latency import DEFAULT_LATENCY
 from das.step import check_widths
-from das.verify import request_seed
 from das_ray.settings import SharedHistorySettings, read_shared_history
 
 VARIABLE = "DAS_SGLANG"
@@ -19,10 +22,10 @@ DEFAULT_POLICY = "throughput"
 Latency = das.LatencyModel | das.LatencyEstimator
 
 # What makes each policy, from its argument (None: not given), the latency and the longest draft.
-_POLICIES: dict[str, Callable[[float | None, Latency, int], das.BudgetPolicy]] = {
+_POLICIES: dict[str, Callable[[str | None, Latency, int], das.BudgetPolicy]] = {
     "throughput": lambda _, latency, longest: das.ThroughputBudget(latency=latency, max_draft_tokens=longest),
-    "price": lambda price, _, longest: das.PriceBudget(min_survival=_given(price, 0.15), max_draft_tokens=longest),
-    "fixed": lambda length, _, longest: das.FixedBudget(min(int(_given(length, longest)), longest)),
+    "price": lambda price, _, longest: das.PriceBudget(min_survival=_price(price), max_draft_tokens=longest),
+    "fixed": lambda length, _, longest: das.FixedBudget(_length(length, longest)),
     "none": lambda *_: das.NoDraft(),
 }
 _WITH_ARGUMENT = ("price", "fixed")
@@ -33,7 +36,8 @@ class Settings:
     """What the plugin does; every field has a default.
 
     Args:
-        policy: "throughput", "price:P", "fixed:N" or "none"; see `das.budget`.
+        policy: "throughput", "price:P" with 0 <= P <= 1, "fixed:N" with 0 <= N <= the greatest width, or "none"; see
+            `das.budget`.
         shape: of the drafts, "chain" or "tree".
         widths: draft tokens a request that a decode step may verify, ascending; the policy picks one for each step.
         window_epochs, max_bytes: of the history.
@@ -68,11 +72,9 @@ class Settings:
         if not isinstance(self.replace_ngram, bool):
             raise TypeError(f"replace_ngram must be true or false, not {self.replace_ngram!r}")
         if self.noise_seed is not None:
-            request_seed(self.noise_seed, "")
+            check_int(self.noise_seed, "noise_seed", below=1 << 63)
         if self.latency_ms is not None:
-            if isinstance(self.latency_ms, str) or len(self.latency_ms) != 2:
-                raise ValueError(f"latency_ms is {self.latency_ms!r}; it must hold two numbers, a pass and a token")
-            put(self, "latency_ms", tuple(self.latency_ms))
+            put(self, "latency_ms", _latency_ms(self.latency_ms))
         put(self, "shared_history", read_shared_history(self.shared_history))
         self.make_history()
         self.make_policy(learns_latency=True)
@@ -84,21 +86,14 @@ class Settings:
         Raises:
             ValueError: unreadable, no JSON object, an unknown field, or a field that is refused; it names the variable.
         """
-        text = environment.get(VARIABLE, "").strip()
-        if not text:
-            return cls()
+        values = _read(environment)
         try:
-            if not text.startswith("{"):
-                text = Path(text).read_text(encoding="utf-8")
-            values = json.loads(text)
-            if not isinstance(values, dict):
-                raise ValueError(f"it holds a {type(values).__name__}; it must be a JSON object")
             unknown = sorted(values.keys() - {field.name for field in fields(cls)})
             if unknown:
                 known = ", ".join(field.name for field in fields(cls))
                 raise ValueError(f"it names {', '.join(unknown)}; known are {known}")
             return cls(**values)
-        except (OSError, TypeError, ValueError) as error:
+        except (OverflowError, TypeError, ValueError) as error:
             raise ValueError(f"{VARIABLE}: {error}") from error
 
     def as_dict(self) -> dict[str, Any]:
@@ -107,10 +102,23 @@ class Settings:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return values | {"shared_history": None if shared is None else asdict(shared)}
 
-    def widths_within(self, num_draft_tokens: int | None) -> tuple[int, ...]:
-        """Return the widths that fit into `--speculative-num-draft-tokens`, which counts the token before the draft.
+    def within(self, num_draft_tokens: int | None) -> Settings:
+        """Return the settings of an engine that was given `--speculative-num-draft-tokens`; see `widths_within`.
 
-        The longest is always part of them. None: as set.
+        Raises:
+            ValueError: as `widths_within`, or the policy drafts more than the greatest width that is left.
+        """
+        widths = self.widths_within(num_draft_tokens)
+        try:
+            return replace(self, widths=widths)
+        except ValueError as error:
+            raise ValueError(f"with --speculative-num-draft-tokens {num_draft_tokens}, {error}") from error
+
+    def widths_within(self, num_draft_tokens: int | None) -> tuple[int, ...]:
+        """Return the widths of an engine that was given `--speculative-num-draft-tokens` N.
+
+        N counts the token before the draft, so N - 1 becomes the greatest width, also where all that are set are
+        smaller; of those, the ones below it stay. None: as set.
 
         Raises:
             ValueError: no room for a draft, or for one of more than 64 tokens.
@@ -142,11 +150,67 @@ class Settings:
             latency = das.LatencyEstimator()
         if not isinstance(self.policy, str):
             raise TypeError(f"policy must be a string, not {type(self.policy).__name__}")
-        name, _, argument = self.policy.partition(":")
-        if name not in _POLICIES or (argument and name not in _WITH_ARGUMENT):
+        name, colon, argument = self.policy.partition(":")
+        if name not in _POLICIES or (colon and not (argument and name in _WITH_ARGUMENT)):
             raise ValueError(f"policy is {self.policy!r}; it must be throughput, price:P, fixed:N or none")
-        return _POLICIES[name](float(argument) if argument else None, latency, self.widths[-1])
+        return _POLICIES[name](argument if colon else None, latency, self.widths[-1])
 
 
-def _given(value: float | None, default: float) -> float:
-    return default if value is None else value
+def wants_ngram(environment: Mapping[str, str]) -> bool:
+    """Return whether `DAS_SGLANG` asks for `replace_ngram`, or may have: it is unreadable, or the name is misspelt.
+
+    What else is wrong in it does not matter. Never raises.
+    """
+    try:
+        values = _read(environment)
+    except ValueError:
+        return True
+    names = difflib.get_close_matches("replace_ngram", values)
+    return any(values[name] is not False for name in names)
+
+
+def _read(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields that `DAS_SGLANG` gives, unchecked. Raises ValueError, which names the variable."""
+    text = environment.get(VARIABLE, "").strip()
+    if not text:
+        return {}
+    try:
+        values = json.loads(text if text.startswith("{") else Path(text).read_text(encoding="utf-8"))
+    except (OSError, RecursionError, ValueError) as error:
+        raise ValueError(f"{VARIABLE}: {error}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{VARIABLE}: it holds a {type(values).__name__}; it must be a JSON object")
+    return values
+
+
+def _price(argument: str | None) -> float:
+    if argument is None:
+        return 0.15
+    try:
+        price = float(argument)
+    except ValueError:
+        price = math.nan
+    if not 0 <= price <= 1:
+        raise ValueError(f"policy is 'price:{argument}'; P must be a number, 0 <= P <= 1")
+    return price
+
+
+def _length(argument: str | None, longest: int) -> int:
+    if argument is None:
+        return longest
+    if not re.fullmatch("[0-9]{1,4}", argument) or int(argument) > longest:
+        raise ValueError(
+            f"policy is 'fixed:{argument}'; N must be an int, 0 <= N <= {longest}, which is the greatest of widths"
+        )
+    return int(argument)
+
+
+def _latency_ms(value: Any) -> tuple[float, float]:
+    rule = f"latency_ms is {value!r}; it must hold two numbers, the ms of a pass and of a token in it"
+    if not isinstance(value, (list, tuple)) or len(value) != 2:
+        raise ValueError(rule)
+    try:
+        das.LatencyModel(c_base_ms=value[0], c_tok_ms=value[1])
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{rule}: of these, {error}") from error
+    return value[0], value[1]

@@ -6,7 +6,6 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -55,8 +54,7 @@ class DasWorker(ngram_worker.NGRAMWorker):  # type: ignore[misc]  # SGLang is no
     """
 
     def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
-        settings = Settings.from_environment(os.environ)
-        settings = replace(settings, widths=settings.widths_within(get_spec().speculative_num_draft_tokens))
+        settings = Settings.from_environment(os.environ).within(get_spec().speculative_num_draft_tokens)
         self.drafting = Drafting(
             settings,
             num_ranks=get_parallel().tp_size,
@@ -140,8 +138,10 @@ class DasWorker(ngram_worker.NGRAMWorker):  # type: ignore[misc]  # SGLang is no
     def init_attention_backends(self) -> None:
         """The attention backend is there: see whether the width may vary."""
         super().init_attention_backends()
-        if len(self.drafting.settings.widths) > 1 and not self._width_may_vary():
-            self._settle_for_one_width()
+        if not self._width_may_vary():
+            if len(self.drafting.settings.widths) > 1:
+                self._warn_of_one_width()
+            self.drafting.keep_width()
 
     def _init_preallocated_tensors(self) -> None:
         super()._init_preallocated_tensors()
@@ -154,13 +154,12 @@ class DasWorker(ngram_worker.NGRAMWorker):  # type: ignore[misc]  # SGLang is no
             return False
         return self.device == "cpu" or type(backend).__name__ == "FlashInferAttnBackend"
 
-    def _settle_for_one_width(self) -> None:
+    def _warn_of_one_width(self) -> None:
         width = self.draft_token_num - 1
         self._warn_once(
             f"the attention backend {type(self.model_runner.attn_backend).__name__} has one verify width: every decode "
             f"step verifies {width} draft tokens a request, worth it or not; --attention-backend flashinfer varies it"
         )
-        self.drafting.configure(widths=(width,))
 
     def _use_num_nodes(self, num_nodes: int) -> None:
         if num_nodes == self.draft_token_num:

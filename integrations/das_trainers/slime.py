@@ -17,6 +17,9 @@ from das_trainers.settings import process_feed
 def configuration(*, policy: str = "throughput", with_rewards: bool = False, with_keys: bool = False) -> Configuration:
     """Return arguments, and the environment of the rollout workers.
 
+    slime 0.3 pins SGLang 0.5.15, in which das does not draft: it supports 0.5.23. Leave the speculative algorithm out
+    there; the hooks feed without it.
+
     Args:
         policy: das' setting of that name in SGLang.
         with_rewards: feed rewards, too, which come later than tokens.

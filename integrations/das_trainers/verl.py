@@ -36,6 +36,9 @@ def configuration(
 ) -> Configuration:
     """Return hydra overrides, and the environment of the servers.
 
+    verl 0.9.1 pins SGLang 0.5.12, in which das does not draft: it supports 0.5.23. Take "vllm" there; with "sglang"
+    servers refuse to start, or, where an SGLang loads no plugins, run its own n-gram speculation.
+
     Args:
         engine: of `actor_rollout_ref.rollout.name`.
         num_speculative_tokens: as of `vllm_speculative_config`; not for SGLang.

@@ -9,10 +9,10 @@ from typing import Any
 
 import das
 from das.checked_values import check_int
+from das.metrics import RequestMeans
 from das.rollout import named_prompt_key
 from das_vllm.engine_rows import EngineRows, NewRequest
 from das_vllm.response_end import ResponseEnd
-from das_vllm.statistics import RequestMeans
 
 
 @dataclass(slots=True)

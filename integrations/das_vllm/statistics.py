@@ -5,14 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-import das
-from das.metrics import METRIC_NAMES
-
 if TYPE_CHECKING:
     from das_vllm.proposer import DasProposer
-
-
-NEEDS_DRAFTS = ("draft_acceptance_rate", "mean_acceptance_length")  # a request that never drafted has neither
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,28 +39,6 @@ class DraftingTimes:
         self.sum_propose_us += spent_us
         self.max_propose_us = max(self.max_propose_us, spent_us)
         self._last_end_s = ended_s
-
-
-class RequestMeans:
-    """Means over finished requests of what each of them got, as `das.summarise` defines them, without keeping any."""
-
-    __slots__ = ("_num_requests", "_sums")
-
-    def __init__(self) -> None:
-        self._sums = dict.fromkeys(METRIC_NAMES, 0.0)
-        self._num_requests = dict.fromkeys(METRIC_NAMES, 0)
-
-    def add(self, counters: das.AcceptanceCounters) -> None:
-        """Count a request that finished."""
-        summary = das.summarise([counters])
-        for name in METRIC_NAMES:
-            if name not in NEEDS_DRAFTS or counters.num_verification_steps:
-                self._sums[name] += summary[name]
-                self._num_requests[name] += 1
-
-    def means(self) -> dict[str, float]:
-        """Return each metric's mean, by `request_mean_` and its name; 0 where no request has it."""
-        return {f"request_mean_{name}": self._sums[name] / max(1, self._num_requests[name]) for name in METRIC_NAMES}
 
 
 def statistics(proposer: DasProposer) -> dict[str, float | int | str | bool]:
