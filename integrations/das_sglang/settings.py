@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import re
@@ -157,16 +156,16 @@ class Settings:
 
 
 def wants_ngram(environment: Mapping[str, str]) -> bool:
-    """Return whether `DAS_SGLANG` asks for `replace_ngram`, or may have: it is unreadable, or the name is misspelt.
+    """Return whether `DAS_SGLANG` asks for `replace_ngram`, or may have: it is unreadable, or has an unknown name.
 
-    What else is wrong in it does not matter. Never raises.
+    Wrong values of others do not matter. Never raises.
     """
     try:
         values = _read(environment)
     except ValueError:
         return True
-    names = difflib.get_close_matches("replace_ngram", values)
-    return any(values[name] is not False for name in names)
+    is_known = values.keys() <= {field.name for field in fields(Settings)}
+    return not is_known or values.get("replace_ngram", False) is not False
 
 
 def _read(environment: Mapping[str, str]) -> dict[str, Any]:
