@@ -54,6 +54,14 @@ def test_what_sglang_is_told_are_settings_of_das_there(made):
     assert settings.replace_ngram == any("NGRAM" in argument for argument in made.arguments)
 
 
+def test_ngram_replaced_by_das_drafts_as_das_does():
+    """SGLang's own arguments for that name are 12 tokens and trees."""
+    given = dict(argument.rpartition(".")[2].split("=") for argument in verl.configuration("sglang").arguments)
+    settings = SglangSettings()
+    assert settings.within(int(given["speculative_num_draft_tokens"])) == settings
+    assert (settings.shape, given["speculative_ngram_max_bfs_breadth"]) == ("chain", "1")
+
+
 def test_hooks_are_named_where_they_are():
     arguments = slime.configuration(with_rewards=True, with_keys=True).arguments
     paths = [argument for argument in arguments if argument.startswith("das_trainers.slime.")]

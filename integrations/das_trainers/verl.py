@@ -57,8 +57,12 @@ def configuration(
         return Configuration(arguments=(*(f"{name}.{key}={value}" for key, value in speculative.items()), *agent))
     if engine != "sglang":
         raise ValueError(f"engine is {engine!r}; it must be 'vllm' or 'sglang'")
-    return Configuration(  # verl resolves arguments before SGLang loads plugins: the name DAS is unknown there
-        arguments=(f"+{rollout}.engine_kwargs.sglang.speculative_algorithm=NGRAM", *agent),
+    # verl resolves arguments before SGLang loads plugins: the name DAS is unknown there. Of NGRAM's own, the draft is
+    # shorter, and not a chain.
+    arguments = {"algorithm": "NGRAM", "num_draft_tokens": 16, "ngram_max_bfs_breadth": 1}
+    name = f"+{rollout}.engine_kwargs.sglang.speculative"
+    return Configuration(
+        arguments=(*(f"{name}_{key}={value}" for key, value in arguments.items()), *agent),
         environment={SGLANG_VARIABLE: '{"replace_ngram": true}'},
     )
 
