@@ -9,7 +9,9 @@
 # real-run: GRPO on both engines, with das and without, reported and drawn (out/real_run.svg): 20 minutes, and both environments.
 # docs: the documentation as a site, in out/docs.    bench: das beside its peers.    clean: remove what was built; virtual environments stay.
 
+# One for all environments, which share compiled modules; `make clean`, and remove .venv, to take another.
 PYTHON ?= python3
+export PYTHON
 PEERS = .venvs/bench
 VLLM = .venvs/vllm
 VLLM_VERSION = 0.32.0

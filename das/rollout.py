@@ -127,10 +127,12 @@ def rollouts_of_fields(items: Iterable[Mapping[str, Any]]) -> list[Rollout]:
         items: the fields of each; its `prompt_key` may be a text, which stands for `named_prompt_key` of it.
 
     Raises:
-        ValueError: no rollout; it says which one, from 0, and what is wrong with it.
+        TypeError: nothing to go through. ValueError: no rollout; it says which one, from 0, and what is wrong with it.
 
     Complexity: O(tokens).
     """
+    if isinstance(items, (str, bytes, Mapping)) or not isinstance(items, Iterable):
+        raise TypeError(f"rollouts must come one after another, as in a list, not as a {type(items).__name__}")
     rollouts = []
     for number, item in enumerate(items):
         try:

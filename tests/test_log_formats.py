@@ -131,18 +131,22 @@ def test_the_largest_training_step_arrives(tmp_path: Path) -> None:
 
 
 def test_a_prompt_named_by_text_has_the_key_that_engines_give_it(tmp_path: Path) -> None:
-    rows = [row(prompt_key="problem 17"), row(prompt_key="problem 17", prompt_token_ids=[5]), row(prompt_key=None)]
-    named, again, nameless = read_log(write(tmp_path / "1.jsonl", *rows))
-    assert named.rollout.key == again.rollout.key == named_prompt_key("problem 17")
-    assert nameless.rollout.key == prompt_key([1, 2])
+    rows = [row(prompt_key="problem 17"), row(prompt_key="problem 17", prompt_token_ids=[5])]
+    nameless = [row(prompt_key=key) for key in (None, "", True, 1.5, [1])]
+    records = list(read_log(write(tmp_path / "1.jsonl", *rows, *nameless)))
+    assert [record.rollout.key for record in records[:2]] == [named_prompt_key("problem 17")] * 2
+    assert [record.rollout.key for record in records[2:]] == [prompt_key([1, 2])] * 5
 
 
 def test_a_log_that_numbers_samples_keeps_their_numbers(tmp_path: Path) -> None:
     """As `das_trainers.RolloutLog` writes them, so that a rollout read again is the same one."""
     log = RolloutLog(tmp_path)
-    log.add_many([Rollout(prompt_token_ids=[1], response_token_ids=[2], ordinal=ordinal) for ordinal in (7, 0, 3)])
+    numbers = [7, 0, 3, 0, 1, 0]  # two of the groups have no step, so that their numbers come again
+    log.add_many([Rollout(prompt_token_ids=[1], response_token_ids=[2], ordinal=number) for number in numbers])
     log.close()
-    assert [record.rollout.ordinal for record in read_log(tmp_path)] == [7, 0, 3]
+    assert [record.rollout.ordinal for record in read_log(tmp_path)] == numbers
+    rows = [row(ordinal=5), row(), row(ordinal=None)]
+    assert [record.rollout.ordinal for record in read_log(write(tmp_path / "mixed.jsonl", *rows))] == [5, 0, 1]
     path = write(tmp_path / "bad.jsonl", row(ordinal=2**31))
     with pytest.raises(LogError, match=r"ordinal must be an integer, .*2\*\*31, not 2147483648"):
         list(read_log(path))
@@ -150,6 +154,7 @@ def test_a_log_that_numbers_samples_keeps_their_numbers(tmp_path: Path) -> None:
 
 def test_engines_take_the_rows_of_a_log(tmp_path: Path) -> None:
     rows = [row(prompt_key="a", truncated=True, request_id="r"), row(response_mask=[True, False, True])]
+    rows += [row(response_token_ids=[4], epoch=3, ordinal=None), row(response_token_ids=[4], ordinal=2)]
     path = write(tmp_path / "1.jsonl", *rows)
     pushed = list(control._parsed("", str(path)))
     for one, record in zip(pushed, read_log(path), strict=True):

@@ -88,9 +88,10 @@ def test_widths_fit_into_what_the_engine_verifies():
     assert settings.widths_within(2) == (0, 1)
     assert settings.widths_within(8) == (0, 3, 7)
     assert Settings(widths=(0, 3)).widths_within(16) == (0, 3, 15)  # not a limit: the greatest width
-    for number, message in ((1, "must be at least 2"), (66, "is 65; it must be 0 <= width <= 64")):
+    for number in (0, 1, 66, 100):
+        message = f"^with --speculative-num-draft-tokens {number}, N is {number}; it must be 2 to 65$"
         with pytest.raises(ValueError, match=message):
-            settings.widths_within(number)
+            settings.within(number)
     assert settings.within(12) == Settings(widths=(0, 3, 7, 11))
     fixed = Settings(policy="fixed:15")
     assert fixed.within(None) == fixed.within(16) == fixed
@@ -113,7 +114,7 @@ def test_whether_ngram_is_meant_is_read_from_any_text(tmp_path):
     (tmp_path / "das.json").write_text('{"replace_ngram": true}')
     meant = ('{"replace_ngram": true, "polcy": 1}', '{"replace_ngrm": true}', '{"replace_ngram": 1}')
     meant += ("{", "nowhere.json", str(tmp_path / "das.json"))
-    not_meant = ("", '{"replace_ngram": false}', '{"policy": "best", "widths": [0]}')
+    not_meant = ("", '{"replace_ngram": false}', '{"replace_ngram": null}', '{"policy": "best", "widths": [0]}')
     assert all(wants_ngram({VARIABLE: text}) for text in meant)
     assert not any(wants_ngram({VARIABLE: text}) for text in not_meant)
     assert not wants_ngram({})

@@ -235,6 +235,7 @@ def test_usage_errors_come_before_reading(
         ),
         ("none=3", "--policy none=3: none takes no number."),
         ("fixed=x", "--policy fixed=x: 'x' is no max_draft_tokens."),
+        ("beg-mab=x", "--policy beg-mab=x: 'x' is no threshold."),
         ("fixed=65", "max_draft_tokens is 65; it must be 0 <= max_draft_tokens <= 64."),
         ("price=2", "min_survival is 2.0; it must be 0 <= min_survival <= 1."),
     ],

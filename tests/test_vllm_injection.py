@@ -20,8 +20,8 @@ def engine_arguments(monkeypatch: pytest.MonkeyPatch) -> type:
     """vLLM's EngineArgs as far as das wraps it, and modules with the other classes that the plugin connects to."""
 
     class EngineArgs:
-        def __init__(self, speculative_config: dict[str, Any] | None = None) -> None:
-            self.speculative_config = speculative_config
+        def __init__(self, speculative_config: dict[str, Any] | None = None, spec_method: str | None = None) -> None:
+            self.speculative_config, self.spec_method = speculative_config, spec_method
 
         def create_speculative_config(self, target_model_config: Any, target_parallel_config: Any) -> Any:
             return self.speculative_config
@@ -53,6 +53,7 @@ def test_engines_are_given_das_only_if_told_to(engine_arguments: type, monkeypat
     plugin.register()
     assert made(engine_arguments) == INJECTED
     assert made(engine_arguments, speculative_config=OTHER) == OTHER
+    assert made(engine_arguments, spec_method="ngram") is None  # a flag beside the argument
     monkeypatch.delenv("DAS_VLLM_CONFIG")
     assert made(engine_arguments) is None
 
@@ -81,6 +82,7 @@ def test_bad_settings_stop_an_engine_that_was_to_be_given_das(
         made(engine_arguments)
     assert error in str(raised.value)
     assert made(engine_arguments, speculative_config=OTHER) == OTHER  # it does not draft with das
+    assert made(engine_arguments, spec_method="ngram") is None
 
 
 def test_bad_settings_that_inject_nothing_are_said_and_engines_without_das_start(

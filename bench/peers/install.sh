@@ -11,7 +11,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-[ -x "$venv/bin/python" ] || python3 -m venv "$venv"
+[ -x "$venv/bin/python" ] || "${PYTHON:-python3}" -m venv "$venv"
 venv=$(cd "$venv" && pwd)
 PATH=$venv/bin:$PATH
 python -m pip install --quiet --requirement "$here/requirements.txt"

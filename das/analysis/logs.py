@@ -124,7 +124,8 @@ def read_logs(
         paths: at least one file or directory (its .jsonl, .jsonl.gz, .parquet and .pt files, in folders too; numbers in
             names sort as numbers), or state that `das.save_state` has written (a prompt after another, the oldest epoch
             first, keys as saved). A file that is there by another name, too, counts once, with a UserWarning. Equal
-            responses to one prompt and training step count on (`Rollout.ordinal`) across all of them.
+            responses to one prompt and training step count on (`Rollout.ordinal`) across all of them where rows do not
+            number them.
         tokenizer: a tokenizer.json, for text logs; prompt and response are encoded apart, without special tokens.
         format: the format of all files, a name in `das.analysis.formats.FORMATS`; None: as their fields say.
         skip_bad: leave rows out that are no rollout, instead of raising.
@@ -334,7 +335,7 @@ class _LogReader:
         if is_later_turn:
             rollout = with_changes(rollout, prompt_key=key)
         step = -1 if rollout.training_step is None else rollout.training_step
-        ordinal = rollout.ordinal or self._count(rollout.key, step, rollout.response_hash)
+        ordinal = rollout.ordinal if row.has_ordinal else self._count(rollout.key, step, rollout.response_hash)
         sample = self._count(rollout.key, step)
         return LogRecord(
             rollout=with_changes(rollout, ordinal=ordinal) if ordinal else rollout,

@@ -118,7 +118,7 @@ def policy_of(name: str, *, latency: LatencyModel | None, **options: float | Non
     for option in given:
         if option not in choice.options:
             fitting = ", ".join(policy for policy, other in POLICIES.items() if option in other.options)
-            flag = "--threshold" if option == "max_running" else f"--{option.replace('_', '-')}"
+            flag = f"--{_called(option).replace('_', '-')}"
             raise click.UsageError(f"{flag} goes with --policy {fitting}, not with {name}.")
     if "latency" in choice.options and latency is not None:
         return _made(partial(choice.make, latency=latency), given)
@@ -142,12 +142,17 @@ def policy_named(text: str, *, latency: LatencyModel) -> BudgetPolicy:
     try:
         value = float(number) if setting == "min_survival" else int(number)
     except ValueError:
-        raise click.UsageError(f"--policy {text}: {number!r} is no {setting}.") from None
+        raise click.UsageError(f"--policy {text}: {number!r} is no {_called(setting)}.") from None
     return policy_of(name, latency=latency, **{setting: value})
+
+
+def _called(option: str) -> str:
+    """What the command line calls a policy's option: --max-running is that of an engine."""
+    return "threshold" if option == "max_running" else option
 
 
 def _made(make: Callable[..., BudgetPolicy], options: dict[str, float]) -> BudgetPolicy:
     try:
         return make(**options)
     except ValueError as error:
-        raise click.UsageError(f"{error}.".replace("max_running", "threshold")) from None  # as the flag is called
+        raise click.UsageError(f"{error}.".replace("max_running", _called("max_running"))) from None

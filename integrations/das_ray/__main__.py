@@ -18,6 +18,8 @@ def main(arguments: list[str] | None = None) -> int:
 
         from das_ray.service import RayShards, start_history, stop_history
     except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
         print(f"das_ray: {error}: {INSTALL_RAY}", file=sys.stderr)
         return 1
     try:

@@ -263,6 +263,8 @@ def _connect_to_ray(settings: SharedHistorySettings) -> Shards:
     try:
         from das_ray.service import RayShards  # Ray takes a second to import, and need not be installed
     except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
         raise ServiceError(f"{error}: {INSTALL_RAY}") from None
 
     return RayShards(settings.name, namespace=settings.namespace, address=settings.address)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ from das.rollout import named_prompt_key, rollouts_of_fields
 from das_sglang.drafting import Drafting
 
 _T = TypeVar("_T")
-_FIELDS_OF_LOGS = {"prompt_id", "sample", "truncated"}  # that das' logs may have and rollouts have not
+_FIELDS = {field.name for field in fields(das.Rollout) if field.init}
 _INTERNAL_STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController"
 
 
@@ -39,7 +40,8 @@ def das_push(scheduler: Any, rollouts: str = "", path: str = "") -> None:
 
     Args:
         rollouts: a JSON array of objects with the fields of `das.Rollout`; `prompt_key` may be a name.
-        path: of a file with such an object in each line, as logs of format `das` have, that every rank can read.
+        path: of a file with such an object in each line, as logs of format `das` have, that every rank can read; other
+            fields are ignored. Equal rollouts are one, unless their `ordinal` tells them apart.
 
     Raises:
         TypeError, ValueError: no JSON, or no rollout; it names the first that is none. None is taken then, on any rank.
@@ -195,7 +197,8 @@ def _parsed(rollouts: str, path: str) -> list[das.Rollout]:
 
 
 def _row(line: str) -> Any:
+    """A line of a log: other fields are ignored there, and null is as if it were not there."""
     row = json.loads(line)
     if isinstance(row, dict):
-        return {name: value for name, value in row.items() if name not in _FIELDS_OF_LOGS}
+        return {name: value for name, value in row.items() if name in _FIELDS and value is not None}
     return row

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import das
+from das._draft import MAX_DRAFT_TOKENS
 from das.checked_values import check_int
 from das.latency import DEFAULT_LATENCY
 from das.step import check_widths
@@ -107,9 +108,8 @@ class Settings:
         Raises:
             ValueError: as `widths_within`, or the policy drafts more than the greatest width that is left.
         """
-        widths = self.widths_within(num_draft_tokens)
         try:
-            return replace(self, widths=widths)
+            return replace(self, widths=self.widths_within(num_draft_tokens))
         except ValueError as error:
             raise ValueError(f"with --speculative-num-draft-tokens {num_draft_tokens}, {error}") from error
 
@@ -124,8 +124,8 @@ class Settings:
         """
         if num_draft_tokens is None:
             return self.widths
-        if num_draft_tokens < 2:
-            raise ValueError(f"speculative_num_draft_tokens is {num_draft_tokens}; it must be at least 2")
+        if not 2 <= num_draft_tokens <= 1 + MAX_DRAFT_TOKENS:
+            raise ValueError(f"N is {num_draft_tokens}; it must be 2 to {1 + MAX_DRAFT_TOKENS}")
         longest = num_draft_tokens - 1
         return check_widths((*(width for width in self.widths if width < longest), longest))
 
@@ -165,7 +165,7 @@ def wants_ngram(environment: Mapping[str, str]) -> bool:
     except ValueError:
         return True
     is_known = values.keys() <= {field.name for field in fields(Settings)}
-    return not is_known or values.get("replace_ngram", False) is not False
+    return not is_known or values.get("replace_ngram") not in (None, False)
 
 
 def _read(environment: Mapping[str, str]) -> dict[str, Any]:

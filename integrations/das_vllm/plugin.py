@@ -20,6 +20,9 @@ from das_vllm.settings import ENVIRONMENT_VARIABLE, may_inject, read_settings
 from das_vllm.worker_methods import WORKER_METHODS
 
 logger = logging.getLogger("vllm.das_vllm")
+
+# Of EngineArgs, where a speculation is chosen; newer vLLMs have flags beside the one argument.
+_SPECULATION = ("speculative_config", "spec_method", "spec_model", "spec_tokens")
 _MARK = "_das_vllm_wraps"
 _Action = Callable[..., None]
 
@@ -116,7 +119,7 @@ def _inject() -> None:
     arguments = importlib.import_module("vllm.engine.arg_utils").EngineArgs
 
     def fill_in(engine_arguments: Any, *_: Any, **__: Any) -> None:
-        if engine_arguments.speculative_config is not None:
+        if any(getattr(engine_arguments, name, None) is not None for name in _SPECULATION):
             return
         num_tokens = read_settings(None, os.environ).inject_num_speculative_tokens
         if num_tokens is not None:

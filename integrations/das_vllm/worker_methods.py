@@ -29,8 +29,8 @@ def das_push_rollouts(worker: Any, rollouts: Sequence[Mapping[str, Any]]) -> int
             `request_id`, `response_mask`. Trees of their prompts are built in the background.
 
     Raises:
-        ValueError: no rollout, or a token that the model does not have; it says which rollout, from 0. None of them is
-        taken in then.
+        TypeError: no sequence. ValueError: no rollout, or a token that the model does not have; it says which rollout,
+        from 0. None of them is taken in then.
     """
     proposer = _proposer(worker)
     if proposer is None or not proposer.is_drafting:

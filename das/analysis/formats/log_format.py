@@ -16,14 +16,16 @@ from das.rollout import Rollout
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ParsedRow:
-    """What one row says; the rollout's ordinal and the conversation it belongs to are not known yet.
+    """What one row says; the conversation it belongs to is not known yet, nor, mostly, the rollout's ordinal.
 
     Args: as of `das.analysis.logs.LogRecord`; `sample` is None where the row does not say.
         names_key: the row says which prompt key the rollout has, and so to which conversation it belongs.
+        has_ordinal: the row says which ordinal the rollout has; else equal responses are counted.
     """
 
     rollout: Rollout
     names_key: bool = False
+    has_ordinal: bool = False
     sample: int | None = None
     prompt_id: str | None = None
     truncated: bool | None = None

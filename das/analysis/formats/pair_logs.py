@@ -20,9 +20,10 @@ def _das_row(row: Row, _file: Path, _tokenizer: Any) -> ParsedRow:
     prompt, response = (token_ids(required(row, field), field) for field in _DAS_IDS)
     prompt_id, truncated = row.get("prompt_id"), row.get("truncated")
     key = row.get("prompt_key")
-    names_key = isinstance(key, str) or (isinstance(key, int) and not isinstance(key, bool))
-    if isinstance(key, int):
+    if type(key) is int:  # of another kind, it is a trainer's own field of that name
         key = whole_number(row, "prompt_key", bits=64)
+    names_key = type(key) is int or (isinstance(key, str) and key != "")
+    ordinal = whole_number(row, "ordinal", bits=31)
     return ParsedRow(
         rollout=Rollout(
             prompt_token_ids=prompt,
@@ -34,9 +35,10 @@ def _das_row(row: Row, _file: Path, _tokenizer: Any) -> ParsedRow:
             response_mask=mask(
                 row.get("response_mask"), "response_mask", num_tokens=len(response), of="response token"
             ),
-            ordinal=whole_number(row, "ordinal", bits=31) or 0,
+            ordinal=ordinal or 0,
         ),
         names_key=names_key,
+        has_ordinal=ordinal is not None,
         sample=whole_number(row, "sample"),
         prompt_id=str(prompt_id) if type(prompt_id) is int else text(row, "prompt_id"),
         truncated=truncated if isinstance(truncated, bool) else None,
