@@ -90,7 +90,7 @@ REFUSED = [
     ("DAS", "", {"pp_size": 2}, "does not work with --pp-size above 1"),
     ("DAS", "", {"enable_watermark": True}, "--enable-watermark"),
     ("DAS", TREE, {"page_size": 16}, "--page-size above 1 with shape 'tree'"),
-    ("DAS", "", {"speculative_num_draft_tokens": 1}, "speculative_num_draft_tokens is 1; it must be at least 2"),
+    ("DAS", "", {"speculative_num_draft_tokens": 1}, "--speculative-num-draft-tokens 1, N is 1; it must be 2 to 65"),
 ]
 
 
